@@ -3,8 +3,10 @@
 Time depends on the machine and on what else runs on it; how many functions an entry runs through
 does not, and where Python's time goes is mostly there. Three bookies with their storage and a
 client with its machines run on one loop, connected by memory, and every call of a function of ours,
-and by one of ours, is counted. What gRPC needs is not in it. The loop's clock goes by how often it
-is read: by a real one, a machine under load would have more ticks of writers for each entry.
+and by one of ours, is counted. What gRPC needs is not in it; appends *over streams* also encode,
+decode, share out and answer messages, as ``AppendStream`` and ``AppendSession`` do. The loop's
+clock goes by how often it is read: by a real one, a machine under load would have more ticks of
+writers for each entry.
 
 Calls that C makes are not seen. A loop that becomes ``map`` falls out of the count and still costs
 its time: opening and sealing frames that way took a read from 8.3 calls to 1.4, and a frame from
@@ -19,6 +21,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import sys
 import tempfile
 from collections import Counter
@@ -28,20 +31,24 @@ from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final
+from unittest.mock import patch
 
 from rich.console import Console
 from rich.table import Table
 
 import bookie_server
 import spark_ledger
+from benchmarks.append_wire import WiredTransport
 from bookie_server.bookie import Bookie
 from bookie_server.ledger_keys import MetadataKeys
 from bookie_server.opening import open_bookie
+from bookie_server.service import append_session
 from bookie_server.storage.config import StorageConfig
 from bookie_server.storage.cookie import format_directories
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
 from bookie_server.storage.index.lmdb_index import LmdbIndex
 from spark_ledger.client.ledger_client import LedgerClient
+from spark_ledger.client.reader import LedgerReader
 from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.config import ClientConfig
 from spark_ledger.limits import KIB, MIB
@@ -54,6 +61,8 @@ LIMITS: Final = Path(__file__).with_name("calls.json")
 SLACK: Final = 0.15
 """An entry may run through so much more than it did, and through so much less: then the smaller
 number is the one to hold."""
+
+_TAILS: Final = 200
 
 _CLOCK_STEP_S: Final = 10e-6
 
@@ -117,7 +126,7 @@ class World:
             for name in ("b0", "b1", "b2")
         }
 
-    async def start(self) -> LedgerClient:
+    async def start(self, transport_of: type[MemoryTransport] = MemoryTransport) -> LedgerClient:
         """Register the bookies; the client."""
         self._registries = []
         for bookie_id in self._bookies:
@@ -125,7 +134,7 @@ class World:
             await registry.register(BookieInfo(bookie_id, f"memory:{bookie_id}"))
             self._registries.append(registry)
         self._commits = asyncio.create_task(self._commit())
-        transport = MemoryTransport(self._bookies)
+        transport = transport_of(self._bookies)
         return await LedgerClient.over(MemoryMetadataStore(self._tree), transport, ClientConfig())
 
     async def stop(self) -> None:
@@ -184,14 +193,22 @@ async def _counted(work: Callable[[], Awaitable[Any]], entries: int) -> dict[str
 
 
 async def _count(directory: Path) -> Counts:
+    return await _count_over(MemoryTransport, directory / "memory", "") | await _count_over(
+        WiredTransport, directory / "streams", ", over streams"
+    )
+
+
+async def _count_over(transport: type[MemoryTransport], directory: Path, over: str) -> Counts:
     world = World(directory)
-    client = await world.start()
+    client = await world.start(transport)
     counts: Counts = {}
 
     async def append(name: str, size: int, entries: int, at_once: int, ledgers: int = 1) -> None:
         writers = [await client.create_ledger() for _ledger in range(ledgers)]
         await _appended(writers, size, at_once, at_once)  # what is paid once is paid
-        counts[name] = await _counted(lambda: _appended(writers, size, entries, at_once), entries)
+        counts[name + over] = await _counted(
+            lambda: _appended(writers, size, entries, at_once), entries
+        )
         for writer in writers:
             await writer.close()
 
@@ -200,7 +217,9 @@ async def _count(directory: Path) -> Counts:
         await append("append 1 KiB, one in flight", KIB, 200, 1)
         await append("append 1 MiB, 4 in flight", MIB, 40, 4)
         await append("append 1 KiB to 50 ledgers in turn", KIB, 1_000, 50, 50)
-        counts |= await _read(client)
+        if not over:
+            counts |= await _read(client)
+            counts[f"tail 1 KiB, {_TAILS} readers"] = await _tailed(client)
     finally:
         await client.close()
         await world.stop()
@@ -232,10 +251,43 @@ async def _read(client: LedgerClient) -> Counts:
     }
 
 
+async def _tailed(client: LedgerClient) -> dict[str, float]:
+    """Of each delivery: every tail of the ledger is given every entry once the next one tells that
+    it is confirmed. What tells it of the last one is not waited for: the loop would go round."""
+    entries, given, wanted = 20, 0, 0
+    all_have_it = asyncio.Event()
+
+    async def follow(reader: LedgerReader) -> None:
+        nonlocal given
+        async for batch in reader.tail_batches():
+            given += len(batch)
+            if given == wanted:
+                all_have_it.set()
+
+    async with await client.create_ledger() as writer:
+        readers = [await client.open_ledger(writer.ledger_id) for _tail in range(_TAILS)]
+        tails = [asyncio.create_task(follow(reader)) for reader in readers]
+
+        async def append(number: int) -> None:
+            nonlocal wanted
+            for _entry in range(number):
+                wanted += _TAILS
+                all_have_it.clear()
+                await writer.append(bytes(KIB))
+                await all_have_it.wait()
+
+        await writer.append(bytes(KIB))
+        await append(2)
+        counted = await _counted(lambda: append(entries), entries * _TAILS)
+    await asyncio.gather(*tails)
+    return counted
+
+
 def count() -> Counts:
     """Calls for each entry, by work and side."""
     loop = asyncio.Runner(loop_factory=_CountingLoop)
-    with tempfile.TemporaryDirectory() as directory, loop as runner:
+    turns = patch.object(append_session, "APPEND_TURN_S", math.inf)  # seconds of a real clock
+    with tempfile.TemporaryDirectory() as directory, loop as runner, turns:
         return runner.run(_count(Path(directory)))
 
 

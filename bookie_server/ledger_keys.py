@@ -51,7 +51,7 @@ class MetadataKeys:
         self._start(ledger_id, self._grant, answer)
 
     async def _key(self, ledger_id: LedgerId) -> KnownLedger:
-        # No older than this call: a ledger that was closed meanwhile takes no adds (rule P24).
+        # No older than this call: a ledger that was closed meanwhile takes no adds (rule P25).
         ledger = (await self._ledgers.read_latest(ledger_id)).value
         return KnownLedger(ledger.access_key_hash, ledger.is_closed)
 

@@ -157,7 +157,7 @@ def _contact(
     disk without the key that protects it. A ledger without a key, of an older version, needs no
     step: its record says so by an empty hash, and so does no record at all.
 
-    A closed ledger is fenced from its first contact on (rule P24): a record that said so may have
+    A closed ledger is fenced from its first contact on (rule P25): a record that said so may have
     been here, and given back.
     """
     assert len(key_hash) in (0, KEY_HASH_BYTES), "the hash of a key, and not the key"

@@ -89,7 +89,7 @@ class AppendShares:
 
     def __init__(self, bytes_max: int = BOOKIE_APPEND_SHARED_BYTES) -> None:
         self._bytes_max = bytes_max
-        self._in_flight: Counter[str] = Counter()  # no connection is in it with nothing
+        self._in_flight: dict[str, int] = {}  # no connection is in it with nothing
         self._waiting: dict[str, deque[tuple[asyncio.Future[None], int]]] = {}
         self._barred: Counter[str] = Counter()
         self._check_is_due = False
@@ -117,15 +117,15 @@ class AppendShares:
             self._look_again()
 
     def began(self, connection: str, cost: int) -> None:
-        """An add was read, or is about to be."""
-        self._in_flight[connection] += cost
+        """Adds were read, or are about to be; ``cost`` is positive."""
+        self._in_flight[connection] = self._in_flight.get(connection, 0) + cost
 
     def ended(self, connection: str, cost: int) -> None:
-        """It was answered."""
-        self._in_flight[connection] -= cost
-        assert self._in_flight[connection] >= 0, "an add is answered once"
-        if not self._in_flight[connection]:
-            del self._in_flight[connection]
+        """They were answered."""
+        left = self._in_flight.pop(connection) - cost
+        assert left >= 0, "an add is answered once"
+        if left:
+            self._in_flight[connection] = left
         self._look_again()
 
     def _look_again(self) -> None:

@@ -24,6 +24,7 @@ from functools import partial
 import grpc
 import grpc.aio
 
+from bookie_server.service.answered_adds import AnsweredAdds
 from bookie_server.service.append_gate import AppendGate, AppendShares, AppendTurns
 from bookie_server.service.context import CallContext
 from bookie_server.service.guard.connections import Connections
@@ -42,7 +43,6 @@ from spark_ledger.limits.entries import APPEND_MESSAGE_BYTES_TARGET
 from spark_ledger.types import NO_ENTRY, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
 from spark_ledger.wire.codec import ReceivedAdd, decode_append_request, status_to_wire
-from spark_ledger.wire.frame import frame_last_add_confirmed
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +121,8 @@ class AppendSession:
         self._connections = connections
         self._nonsense = nonsense
         self.peer = context.peer()
-        self._metrics = metrics
+        self._answered = AnsweredAdds(self.peer, gate, shares, metrics)
+        self._is_idle = False  # the writer: it will see what is answered, and tell of it
         self._refusal = refusal
         self._stall = ""
         self._appenders: dict[int, _AppenderState] = {}
@@ -132,7 +133,7 @@ class AppendSession:
         self._aborts = False  # nothing is answered any more
         self._writer: asyncio.Task[None] | None = None
         self._draining = False
-        self._is_waiting = True  # for its client or for room, so that a drain may interrupt it
+        self._is_waiting = False  # for its client or for room, so that a drain may interrupt it
         self._was_interrupted = False
         self._malformed = 0  # adds
         self._reads_since = math.inf  # while nothing is read
@@ -247,6 +248,9 @@ class AppendSession:
                 error = ""
             except MalformedMessageError as malformed:
                 error = str(malformed)
+            if turn:
+                cost = sum([ADD_COST_BYTES + len(add.run.frames) for add in turn])
+                self._shares.began(self.peer, cost)
             with self._bookie.batch():
                 for add in turn:
                     self._add(add, began)
@@ -290,7 +294,9 @@ class AppendSession:
         if appender is None:
             appender = self._appenders[add.tag] = _AppenderState(add.tag, run.ledger_id)
         elif appender.refusal is not None:
-            return  # runs behind a refused one are dropped, as the client expects
+            # Runs behind a refused one are dropped, as the client expects.
+            self._shares.ended(self.peer, ADD_COST_BYTES + len(run.frames))
+            return
         refusal = self._refusal
         if add.error:
             self._malformed += 1
@@ -300,7 +306,6 @@ class AppendSession:
             refusal = Refusal(BookieStatus.BAD_REQUEST, message)
         appender.pending += 1
         self._pending += 1
-        self._shares.began(self.peer, ADD_COST_BYTES + len(run.frames))
         last_entry = run.last_entry if run.sizes else run.first_entry
         size = len(run.frames)
         done = partial(self._completed, appender, last_entry, run.count, size, now)
@@ -311,7 +316,7 @@ class AppendSession:
             run,
             access_key=add.access_key,
             recovery=add.recovery,
-            last_add_confirmed=frame_last_add_confirmed(run),
+            last_add_confirmed=add.last_add_confirmed,
             done=done,
         )
         if self._stall:
@@ -329,8 +334,7 @@ class AppendSession:
     ) -> None:
         appender.pending -= 1
         self._pending -= 1
-        self._shares.ended(self.peer, ADD_COST_BYTES + size_bytes)
-        self._metrics.add_completed(status, entries, size_bytes, time.perf_counter() - started)
+        self._answered.add(status, entries, size_bytes, started)
         if status is not BookieStatus.OK:
             if appender.refusal is None:
                 self._refused += 1
@@ -341,11 +345,17 @@ class AppendSession:
             self.is_known = True
         self._changed[appender.tag] = appender
         self._wake.set()
-        self._gate.completed()
+        if not self._is_idle:
+            self._answered.tell()  # a client that takes no answer keeps no share for it
 
     async def _write_results(self) -> None:
         while True:
-            await self._wake.wait()
+            self._is_idle = True
+            try:
+                await self._wake.wait()
+            finally:
+                self._is_idle = False
+                self._answered.tell()
             self._wake.clear()
             if self._aborts:
                 return

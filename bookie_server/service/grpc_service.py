@@ -189,7 +189,8 @@ class BookieService:
         greedy = greedy - waiting or greedy
         for peer in greedy:
             self.hang_up(peer, Why.UNFINISHED)
-        late = self._limits.receiving_for(BOOKIE_RECEIVE_SHORT_S) - greedy
+        # A connection that was ended is counted already, and gRPC may not have noticed it yet.
+        late = (self._limits.receiving_for(BOOKIE_RECEIVE_SHORT_S) & received.keys()) - greedy
         for peer in late:
             self.hang_up(peer, Why.SILENT)
         relieved = len(greedy) + len(late) + self._answers.cut_unread(BOOKIE_UNREAD_GRACE_S)

@@ -30,9 +30,9 @@ class Histogram:
         self.counts = [0] * (len(self.bounds) + 1)
         self.total = 0.0
 
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+    def observe(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
 
     def cumulative(self) -> list[tuple[str, float]]:
         """(upper bound, observations up to it) as Prometheus wants them."""
@@ -90,6 +90,7 @@ class RepairFigures(NamedTuple):
     repaired: int = 0
     copied_entries: int = 0
     copied_bytes: int = 0
+    source_waited_s: float = 0.0
 
 
 class ServiceMetrics:
@@ -128,15 +129,15 @@ class ServiceMetrics:
         self.answer_bytes: Callable[[], int] = int
         """Bytes read for clients and not sent yet."""
 
-    def add_completed(
-        self, status: BookieStatus, entries: int, size_bytes: int, seconds: float
+    def adds_completed(
+        self, status: BookieStatus, runs: int, entries: int, size_bytes: int, seconds: float
     ) -> None:
-        """One run was answered."""
-        self.adds[status] += 1
+        """Runs were answered, each after so many seconds."""
+        self.adds[status] += runs
         if status is BookieStatus.OK:
             self.entries_added += entries
             self.bytes_added += size_bytes
-            self.add_latency.observe(seconds)
+            self.add_latency.observe(seconds, runs)
 
     def read_ended(self, status: BookieStatus, size_bytes: int, seconds: float) -> None:
         """One range read was answered to its end."""

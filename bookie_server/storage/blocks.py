@@ -83,22 +83,23 @@ class BlockHeader(NamedTuple):
 def encode_run(run: EntryRun, last_add_confirmed: EntryId) -> Block:
     """The block of a well-formed run (see ``runs.run_error``). Frames are not copied."""
     sizes, frames = run.sizes, run.frames
-    assert sum(sizes) == len(frames) > 0, "a malformed run was let in"
-    assert len(sizes) <= RUN_ENTRIES_MAX, "a run of too many entries was let in"
-    assert len(frames) <= RUN_FRAMES_BYTES_MAX, "a run of too many bytes was let in"
+    count, frames_bytes = len(sizes), len(frames)
+    assert sum(sizes) == frames_bytes > 0, "a malformed run was let in"
+    assert count <= RUN_ENTRIES_MAX, "a run of too many entries was let in"
+    assert frames_bytes <= RUN_FRAMES_BYTES_MAX, "a run of too many bytes was let in"
     ids = run.entry_ids
     header = _HEADER.pack(
         run.ledger_id,
         run.first_entry,
         last_add_confirmed,
-        len(sizes),
+        count,
         0 if ids is None else _FLAG_IDS,
-        len(frames),
+        frames_bytes,
     )
     packed = _pack("I", sizes)
     numbers = header + packed if ids is None else header + _pack("q", ids) + packed
     crc = crc32c_extend(crc32c_value(numbers), frames)
-    return Block((numbers, frames), len(numbers) + len(frames), crc)
+    return Block((numbers, frames), len(numbers) + frames_bytes, crc)
 
 
 def consecutive_numbers_bytes(entries: int) -> int:

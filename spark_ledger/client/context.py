@@ -13,6 +13,7 @@ from weakref import WeakSet
 
 from spark_ledger.client.caches import watch_cache
 from spark_ledger.client.counters import ClientCounters
+from spark_ledger.client.followed import FollowedLedgers
 from spark_ledger.client.nearness import distances
 from spark_ledger.client.suspects import Suspects
 from spark_ledger.client.timer import Timer
@@ -78,6 +79,8 @@ class ClientContext:
     counters: ClientCounters = field(default_factory=ClientCounters)
     writers: WeakSet[OpenHandle] = field(default_factory=WeakSet)
     """The writers that are not closed."""
+    followed: FollowedLedgers = field(default_factory=FollowedLedgers)
+    """What tails of the same ledger share."""
     suspects: Suspects = field(init=False)
     """Bookies that failed an add, and whether they are back."""
 

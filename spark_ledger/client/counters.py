@@ -22,6 +22,9 @@ class ClientCounters:
     """Times that failed bookies of a ledger were replaced by others."""
     misplaced: int = 0
     """Choices of bookies that the cluster's placement policy has something against (rule P21)."""
+    entries_shared: int = 0
+    """Entries that a tail was given because it or another one had read them for all (rule P24).
+    They count as read once."""
 
     def since(self, before: ClientCounters) -> ClientCounters:
         """What was added since a copy was made."""
@@ -33,4 +36,5 @@ class ClientCounters:
             self.bytes_read - before.bytes_read,
             self.ensemble_changes - before.ensemble_changes,
             self.misplaced - before.misplaced,
+            self.entries_shared - before.entries_shared,
         )

@@ -245,6 +245,7 @@ class LedgerReader:
             tail = Tail(
                 self,
                 self._context,
+                key=(self.ledger_id, self.metadata.incarnation, self._access_key),
                 refresh_metadata=self._refresh_metadata,
                 wait_for_newer=self._wait_for_newer,
             )
@@ -253,9 +254,9 @@ class LedgerReader:
             async for batch in batches:
                 yield batch
 
-    async def _wait_for_newer(self, wait_s: float) -> None:
-        """Learn of a newer last add confirmed, or of none within the time."""
-        newest = await wait_for_newer(
+    async def _wait_for_newer(self, wait_s: float) -> EntryId:
+        """A newer last add confirmed, or the same one if there is none within the time."""
+        return await wait_for_newer(
             self._context,
             self.metadata,
             self._access_key,
@@ -263,7 +264,10 @@ class LedgerReader:
             self.last_add_confirmed,
             wait_s,
         )
-        self._last_add_confirmed = max(self._last_add_confirmed, newest)
+
+    def learn(self, confirmed: EntryId) -> None:
+        """Entries up to here are confirmed, as another reader of this ledger has found out."""
+        self._last_add_confirmed = max(self._last_add_confirmed, confirmed)
 
 
 def _is_entry_id(value: object) -> bool:

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from spark_ledger.client.context import ClientContext
 from spark_ledger.client.entry_batch import EntryBatch
+from spark_ledger.client.followed import FollowedKey, FollowedLedger
 from spark_ledger.client.last_confirmed import cancelled_at_exit
 from spark_ledger.errors import (
     BookieUnavailableError,
@@ -30,7 +31,7 @@ from spark_ledger.limits.client import (
 )
 from spark_ledger.limits.entries import LONG_POLL_S_MAX
 from spark_ledger.limits.metadata import METADATA_RETRY_DELAY_S
-from spark_ledger.types import EntryId, LedgerId, LedgerMetadata
+from spark_ledger.types import NO_ENTRY, EntryId, LedgerId, LedgerMetadata
 
 
 class Followed(Protocol):
@@ -44,14 +45,18 @@ class Followed(Protocol):
     def is_closed(self) -> bool: ...
     @property
     def last_add_confirmed(self) -> EntryId: ...
-    def read_batches(self, first: int, last: int) -> AsyncGenerator[EntryBatch, None]: ...
+    def learn(self, confirmed: EntryId) -> None: ...
+    def read_batches(
+        self, first: int, last: int, *, unconfirmed: bool = False
+    ) -> AsyncGenerator[EntryBatch, None]: ...
 
 
 class Tail:
     """One tail of one reader; used once.
 
-    ``refresh_metadata`` reads the metadata into the reader. ``wait_for_newer`` has the reader learn
-    of a newer last add confirmed, or of none within the seconds that it is given.
+    ``refresh_metadata`` reads the metadata into the reader. ``wait_for_newer`` asks bookies for a
+    last add confirmed above the reader's, for as many seconds, and tells the one that is believed.
+    ``key`` is shown by all tails that may share what they learn.
     """
 
     def __init__(
@@ -59,21 +64,25 @@ class Tail:
         reader: Followed,
         context: ClientContext,
         *,
+        key: FollowedKey,
         refresh_metadata: Callable[[], Awaitable[None]],
-        wait_for_newer: Callable[[float], Awaitable[None]],
+        wait_for_newer: Callable[[float], Awaitable[EntryId]],
     ) -> None:
         self._reader = reader
         self._context = context
+        self._key = key
         self._refresh_metadata = refresh_metadata
-        self._wait_for_newer = wait_for_newer
+        self.wait_for_newer = wait_for_newer
+        self.read_batches = reader.read_batches
         self._loop = asyncio.get_running_loop()
-        self._following = 0
+        self.following = 0
+        """The next entry to be delivered."""
         self._changed = asyncio.Event()
         """The metadata may have changed since they were read."""
         self._looked = asyncio.Event()
         """An attempt to read the metadata is over, whatever came of it."""
-        self._news = asyncio.Event()
-        """The metadata were read, or there is an error."""
+        self._news: asyncio.Future[EntryId] | None = None
+        """Who waits: for a newer last add confirmed, for metadata that were read, or an error."""
         self._is_away = False
         """Whether the last attempt to read the metadata found no server."""
         self._error: LedgerError | None = None
@@ -82,10 +91,12 @@ class Tail:
         self, start: int, idle_timeout: float | None
     ) -> AsyncGenerator[EntryBatch, None]:
         """See ``LedgerReader.tail_batches``."""
-        self._following = start
+        self.following = start
         self._changed.set()
         watch = self._context.ledgers.watch(self._reader.ledger_id, self._changed.set)
+        shared = self._context.followed.join(self._key, self)
         follower = self._loop.create_task(self._follow_metadata())
+        follower.add_done_callback(self._wake)
         try:
             async with cancelled_at_exit(follower):
                 await self._wait_for(self._looked, TAIL_FIRST_LOOK_S)
@@ -93,8 +104,16 @@ class Tail:
                 while True:
                     if self._error is not None:
                         raise self._error
-                    if self._following <= self._reader.last_add_confirmed:
-                        async with aclosing(self._confirmed()) as batches:
+                    self._reader.learn(shared.newest)
+                    end = self.last_add_confirmed
+                    if kept := shared.kept(self.following, end):
+                        self._context.counters.entries_shared += len(kept)
+                        self.following = kept.last_entry + 1
+                        yield kept
+                        idle_since = self._loop.time()
+                        continue
+                    if self.following <= end:
+                        async with aclosing(self._confirmed(shared, end)) as batches:
                             async for batch in batches:
                                 yield batch
                         idle_since = self._loop.time()
@@ -104,18 +123,32 @@ class Tail:
                         wait_s = min(wait_s, idle_since + idle_timeout - self._loop.time())
                     if self._reader.is_closed or wait_s <= 0:
                         return
-                    await self._wait_for_news(wait_s, follower)
+                    await self._wait_for_news(shared, wait_s)
+                    if follower.done():
+                        follower.result()
         finally:
             watch.cancel()
+            self._context.followed.leave(self._key, self)
 
-    async def _confirmed(self) -> AsyncGenerator[EntryBatch, None]:
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """What its reader has read of the metadata."""
+        return self._reader.metadata
+
+    @property
+    def last_add_confirmed(self) -> EntryId:
+        """The last entry that its reader may read."""
+        return self._reader.last_add_confirmed
+
+    async def _confirmed(
+        self, shared: FollowedLedger, end: EntryId
+    ) -> AsyncGenerator[EntryBatch, None]:
         """What is known to be confirmed, as far as it can be had now."""
         known = self._reader.metadata
-        end = self._reader.last_add_confirmed
         try:
-            async with aclosing(self._reader.read_batches(self._following, end)) as batches:
+            async with aclosing(shared.read(self, self.following, end)) as batches:
                 async for batch in batches:
-                    self._following = batch.last_entry + 1
+                    self.following = batch.last_entry + 1
                     yield batch
         except (NoSuchEntryError, BookieUnavailableError, DigestMismatchError):
             if not await self._learned_of_others(known):
@@ -135,16 +168,20 @@ class Tail:
                 return False
         return self._error is not None
 
-    async def _wait_for_news(self, wait_s: float, follower: asyncio.Task[None]) -> None:
+    async def _wait_for_news(self, shared: FollowedLedger, wait_s: float) -> None:
         """Until LAC or the metadata may have changed, or the time is over."""
-        self._news.clear()
-        poll = asyncio.ensure_future(self._wait_for_newer(wait_s))
-        news = self._loop.create_task(self._news.wait())
-        async with cancelled_at_exit(poll, news):
-            await asyncio.wait({poll, news, follower}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (poll, follower):
-                if task.done():
-                    task.result()
+        news = self._news = self._loop.create_future()
+        poll = shared.poll(self, wait_s)
+        poll.join(news)
+        try:
+            self._reader.learn(await news)
+        finally:
+            self._news = None
+            await poll.leave(news)
+
+    def _wake(self, _ended: object = None) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(NO_ENTRY)
 
     async def _follow_metadata(self) -> None:
         """Read the metadata after each change, as often as it takes."""
@@ -165,7 +202,7 @@ class Tail:
                 self._error = error
             self._is_away, pause_s = False, METADATA_RETRY_DELAY_S
             self._looked.set()
-            self._news.set()
+            self._wake()
 
     async def _wait_for(self, event: asyncio.Event, timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):

@@ -147,6 +147,17 @@ restart of all ZooKeeper servers, and an error before a human would wonder."""
 TAIL_PAUSE_S: Final = 0.05
 """Between rounds of long polls that came to nothing at once, as when bookies are down."""
 
+TAIL_FETCH_BYTES_MAX: Final = 8 * MIB
+"""What is read at once for all tails of a ledger, before they are told of it: 20 ms of a read. With
+the largest entry behind it, it has room in what is kept."""
+
+TAIL_KEPT_BYTES_MAX: Final = 32 * MIB
+"""Entries that are kept for those tails of a ledger that have not taken them yet. A tail that is
+further behind reads for itself."""
+
+TAIL_ENTRY_BYTES: Final = 250
+"""About what an entry takes beside its payload: tuple, numbers, and the heads of objects."""
+
 # -- ledgers that could not be closed --------------------------------------------------------------
 
 LEFT_OPEN_DELAY_S: Final = 1.0

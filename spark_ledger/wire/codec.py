@@ -77,6 +77,7 @@ class ReceivedAdd(NamedTuple):
     access_key: bytes
     recovery: bool
     run: EntryRun
+    last_add_confirmed: EntryId
     error: str
 
 
@@ -163,8 +164,8 @@ def _decode_add(data: bytes, start: int, end: int) -> ReceivedAdd:
     if _length(rest) > ADD_FIELDS_BYTES_MAX:
         raise ValueError("the fields of an add are too long")
     add = pb.AddRun.FromString(_joined(data, rest))
-    run, problem = _checked(*_cut_frames(data, *run_range))
-    return ReceivedAdd(add.tag, add.access_key, add.recovery, run, problem)
+    run, last_confirmed, problem = _checked(*_cut_frames(data, *run_range))
+    return ReceivedAdd(add.tag, add.access_key, add.recovery, run, last_confirmed, problem)
 
 
 def _decode_small(data: bytes) -> ReceivedAdd | None:
@@ -178,10 +179,10 @@ def _decode_small(data: bytes) -> ReceivedAdd | None:
         return None
     if add.ByteSize() != len(data):  # as with a field that is there twice
         return None
-    run, problem = _checked(add.run, add.run.frames)
+    run, last_confirmed, problem = _checked(add.run, add.run.frames)
     if problem or len(add.access_key) > ADD_FIELDS_BYTES_MAX // 2:
         return None
-    return ReceivedAdd(add.tag, add.access_key, add.recovery, run, "")
+    return ReceivedAdd(add.tag, add.access_key, add.recovery, run, last_confirmed, "")
 
 
 def encode_read_response(run: EntryRun) -> bytes:
@@ -224,8 +225,8 @@ def _decode_run(message: pb.EntryRun, frames: bytes) -> EntryRun:
     )
 
 
-def _checked(message: pb.EntryRun, frames: bytes) -> tuple[EntryRun, str]:
-    """The run of a message and its frames, and why it is malformed, or "".
+def _checked(message: pb.EntryRun, frames: bytes) -> tuple[EntryRun, EntryId, str]:
+    """The run of a message and its frames, its last add confirmed, and why it is malformed, or "".
 
     A run with impossible counts is refused before its lists are made: they would cost many times
     the size of a hostile message.
@@ -238,16 +239,19 @@ def _checked(message: pb.EntryRun, frames: bytes) -> tuple[EntryRun, str]:
         problem = f"{len(message.entry_ids)} entry ids for {count} frames"
     if problem is not None:
         empty = EntryRun(LedgerId(message.ledger_id), EntryId(message.first_entry), (), (), b"")
-        return empty, problem
+        return empty, NO_ENTRY, problem
     run = _decode_run(message, frames)
     problem = run_error(run)
     if problem is None and min(run.sizes) < FRAME_BYTES_MIN:
         problem = f"a frame of {min(run.sizes)} bytes: at least {FRAME_BYTES_MIN} are needed"
     if problem is None and max(run.sizes) > FRAME_BYTES_MAX:
         problem = f"a frame of {max(run.sizes)} bytes: at most {FRAME_BYTES_MAX} are allowed"
-    if problem is None and frame_last_add_confirmed(run) < NO_ENTRY:
-        problem = f"a frame whose last add confirmed is {frame_last_add_confirmed(run)}"
-    return run, problem or ""
+    if problem is not None:
+        return run, NO_ENTRY, problem
+    last_confirmed = frame_last_add_confirmed(run)
+    if last_confirmed < NO_ENTRY:
+        problem = f"a frame whose last add confirmed is {last_confirmed}"
+    return run, last_confirmed, problem or ""
 
 
 def _cut_frames(data: bytes, start: int, end: int) -> tuple[pb.EntryRun, bytes]:

@@ -106,6 +106,7 @@ def _changes(options: Options) -> Iterator[tuple[str, dict[str, Any]]]:
         ("ledger_stalls", False),
         ("false_fences", False),
         ("lonely_tails", False),
+        ("shared_tails", False),
         ("drops", False),
         ("races", False),
         ("together", False),

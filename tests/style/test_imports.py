@@ -13,7 +13,7 @@ VALUES = tuple(
     f"spark_ledger.{name}"
     for name in ("types", "errors", "limits", "runs", "bookie_api", "amounts")
 )
-PUBLIC = (*VALUES, "spark_ledger.config", "spark_ledger.version")
+PUBLIC = (*VALUES, "spark_ledger.config", "spark_ledger.tasks", "spark_ledger.version")
 INTERFACE = "spark_ledger.metadata.base"
 CONNECTOR_COMMON = (
     *(
@@ -86,6 +86,7 @@ RULES = {
     "spark_ledger.bookie_api": rule(*VALUES, banned=IMPURE),
     "spark_ledger.amounts": rule("spark_ledger.limits", banned=IMPURE),
     "spark_ledger.config": rule(*VALUES, libraries="msgspec", banned="asyncio threading"),
+    "spark_ledger.tasks": rule(),
     # the client library
     "spark_ledger.protocol": rule(*VALUES, banned=IMPURE),
     "spark_ledger.wire": rule(
@@ -168,7 +169,8 @@ RULES = {
         *VALUES, "bookie_server.core", "bookie_server.storage", banned="asyncio threading"
     ),
     "bookie_server.first_contact": rule(*VALUES, "bookie_server.core", banned=IMPURE),
-    "bookie_server.waiting_adds": rule(*VALUES, banned=IMPURE),
+    "bookie_server.waiting_adds": rule(*VALUES, "bookie_server.core", banned=IMPURE),
+    "bookie_server.giving_back": rule(*VALUES, banned=IMPURE),
     "bookie_server.duplicates": rule(*VALUES, "bookie_server.storage", banned="asyncio threading"),
     "bookie_server.bookie": rule(
         *VALUES,
@@ -177,6 +179,7 @@ RULES = {
         "bookie_server.storage",
         "bookie_server.duplicates",
         "bookie_server.first_contact",
+        "bookie_server.giving_back",
         "bookie_server.reads",
         "bookie_server.waiting_adds",
         "bookie_server.watchers",
@@ -198,6 +201,7 @@ RULES = {
         *PUBLIC,
         "spark_ledger.metadata",
         "bookie_server.core",
+        "bookie_server.giving_back",
         "bookie_server.storage",
         libraries="msgspec",
     ),

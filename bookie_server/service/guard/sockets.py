@@ -28,6 +28,9 @@ _DROP_ALL: Final = ctypes.create_string_buffer(struct.pack("=HBBI", 6, 0, 0, 0))
 """The one instruction of a filter that keeps nothing of any packet: BPF_RET with 0."""
 _DROPS_ALL: Final = struct.pack("@HP", 1, ctypes.addressof(_DROP_ALL))
 
+_NOT_ENDED_HERE: Final = (1, 8)
+"""``TCP_ESTABLISHED`` and ``TCP_CLOSE_WAIT`` of Linux."""
+
 _DIRECTORY: Final = "/proc/self/fd"
 
 
@@ -94,7 +97,11 @@ class Sockets:
                 continue
             with _copy(descriptor) as connection:
                 # The number may belong to another connection by now; the copy's cannot change.
-                if connection is not None and _name(connection) == peer:
+                if connection is None or _name(connection) != peer:
+                    continue
+                # Of one that was ended gRPC takes a while to notice it: it is gone all the same.
+                state = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
+                if state[0] in _NOT_ENDED_HERE:
                     yield peer, connection
 
     def _look(self) -> list[tuple[str, int]]:

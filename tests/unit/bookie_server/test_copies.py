@@ -164,7 +164,7 @@ def test_ledger_that_is_being_given_back_is_vouched_for_by_nobody(machine: Machi
 def test_writer_that_missed_the_close_is_fenced_also_where_the_fence_was_given_back(
     machine: Machine,
 ) -> None:
-    """Two such bookies would confirm to it what nobody reads (rule P24)."""
+    """Two such bookies would confirm to it what nobody reads (rule P25)."""
     assert machine.add(7, [0, 1], key=KEY) is OK
     assert machine.fence(7, key=KEY) is OK
     machine.settle()

@@ -203,7 +203,7 @@ async def look_up(store: MetadataStore, count: int = 1) -> list[KnownLedger | Re
 
 
 def test_closed_ledger_is_found_to_be_closed_behind_a_server_that_lags() -> None:
-    """Who is told that it is open would take adds that nobody reads (rule P24)."""
+    """Who is told that it is open would take adds that nobody reads (rule P25)."""
 
     class Old(MemoryMetadataStore):
         """A follower that has not heard of the close."""

@@ -7,7 +7,7 @@ import asyncio
 from bookie_server.leaving import LeavingWatch
 from spark_ledger.metadata.cookies import leaving_path
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, MemoryTree, Outcome
-from spark_ledger.types import BookieId, BookieStatus
+from spark_ledger.types import BookieId, BookieStatus, Versioned
 from tests.unit.bookie_server.storage.support import Machine, formatted
 from tests.unit.virtual_time import run_in_virtual_time
 
@@ -40,6 +40,30 @@ def test_bookie_hears_that_it_leaves_and_that_it_stays() -> None:
         await operator.delete(leaving_path(ME))
         await asyncio.sleep(1)
         assert heard == [True, False]
+        await watch.stop()
+
+    run_in_virtual_time(test())
+
+
+def test_bookie_that_is_told_to_leave_while_it_looks_hears_it_at_once() -> None:
+    async def test() -> None:
+        tree = MemoryTree()
+        operator, store = MemoryMetadataStore(tree), MemoryMetadataStore(tree)
+        heard: list[bool] = []
+        look = store.get
+
+        async def slow(path: str) -> Versioned[bytes]:
+            try:
+                return await look(path)
+            finally:
+                await asyncio.sleep(1)  # the answer is on its way
+
+        store.get = slow  # type: ignore[method-assign]
+        watch = LeavingWatch(store, ME, lambda reason: heard.append(bool(reason)))
+        await asyncio.sleep(0.5)
+        await operator.create(leaving_path(ME), b"")
+        await asyncio.sleep(2)
+        assert heard == [True]
         await watch.stop()
 
     run_in_virtual_time(test())

@@ -118,7 +118,7 @@ def test_change_with_another_key_is_refused(
 
 
 def test_writer_of_a_closed_ledger_is_refused_at_the_first_contact() -> None:
-    """A record that said so may have been here, and given back (rule P24)."""
+    """A record that said so may have been here, and given back (rule P25)."""
     decision = add(None, key_hash=KEY, in_metadata=KnownLedger(KEY, is_closed=True))
     assert isinstance(decision, Refusal) and decision.status is BookieStatus.FENCED
 

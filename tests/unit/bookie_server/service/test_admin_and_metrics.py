@@ -77,8 +77,8 @@ def test_the_admin_port_answers() -> None:
 
 def test_metrics_are_in_prometheus_text() -> None:
     metrics = ServiceMetrics()
-    metrics.add_completed(BookieStatus.OK, 10, 1000, 0.0015)
-    metrics.add_completed(BookieStatus.FENCED, 1, 100, 0.0)
+    metrics.adds_completed(BookieStatus.OK, 1, 10, 1000, 0.0015)
+    metrics.adds_completed(BookieStatus.FENCED, 1, 1, 100, 0.0)
     metrics.read_ended(BookieStatus.OK, 500, 0.3)
     metrics.calls["Read", "OK"] += 1
     metrics.connections_ended["idle"] += 3

@@ -18,7 +18,7 @@ from bookie_server.service.guard.connections import Connections
 from bookie_server.service.guard.nonsense import Nonsense
 from bookie_server.service.metrics import ServiceMetrics
 from spark_ledger.bookie_api import Refusal
-from spark_ledger.limits.bookie import BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX
+from spark_ledger.limits.bookie import ADD_COST_BYTES, BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from spark_ledger.wire.codec import AddCommand, encode_append_request
@@ -78,6 +78,7 @@ class Fixture:
         self.context = Context()
         self.metrics = ServiceMetrics()
         self.refusal = refusal
+        self.shares = AppendShares()
         self.gate = AppendGate(self.bookie, BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX)
         self.session: AppendSession
         self.task = asyncio.get_running_loop().create_task(self._serve())
@@ -87,7 +88,7 @@ class Fixture:
             self.bookie,
             cast("CallContext", self.context),
             gate=self.gate,
-            shares=AppendShares(),
+            shares=self.shares,
             turns=AppendTurns(),
             connections=Connections(),
             nonsense=Nonsense(),
@@ -140,6 +141,66 @@ async def test_one_journal_batch_is_one_message_with_one_result_per_tag(f: Fixtu
     assert f.context.responses == [[(1, 39, OK), (2, 4, OK)]]
     assert f.metrics.adds[BookieStatus.OK] == 45
     assert f.metrics.entries_added == 45
+
+
+@on_loop
+async def test_adds_that_are_answered_together_are_told_of_together(f: Fixture) -> None:
+    """And by message: their latencies differ."""
+    told: list[int] = []
+    f.shares.ended = lambda connection, cost: told.append(cost)  # type: ignore[method-assign]
+    f.bookie.hold = True
+    f.context.send(*[(tag, 0) for tag in range(20)])
+    await settle()
+    f.context.send(*[(tag, 1) for tag in range(5)])
+    await settle()
+    f.bookie.release()
+    await settle()
+    assert told == [20 * (ADD_COST_BYTES + 50), 5 * (ADD_COST_BYTES + 50)]
+    assert f.metrics.adds[BookieStatus.OK] == f.metrics.entries_added == 25
+    assert f.metrics.bytes_added == 25 * 50 and sum(f.metrics.add_latency.counts) == 25
+
+
+@on_loop
+async def test_answer_that_its_client_does_not_take_keeps_no_share(f: Fixture) -> None:
+    """What else comes over that connection would wait for it."""
+    peer = f.context.peer()
+    f.context.may_write.clear()
+    for entry in range(3):
+        f.bookie.hold = True
+        f.context.send((1, entry), (2, entry))
+        await settle()
+        assert not f.shares.has_nothing(peer)
+        f.bookie.release()
+        assert entry == 0 or f.shares.has_nothing(peer), "at once: nobody is there to do it later"
+        await settle()
+        assert f.shares.has_nothing(peer) and f.metrics.entries_added == 2 * entry + 2
+
+
+@on_loop
+async def test_adds_answered_after_the_client_left_keep_no_share(f: Fixture) -> None:
+    f.bookie.hold = True
+    f.context.send((1, 0), (1, 1), (2, 0))
+    await settle()
+    f.task.cancel()
+    f.bookie.release()  # the writer wakes to find that it is cancelled
+    await asyncio.gather(f.task, return_exceptions=True)
+    assert f.shares.has_nothing(f.context.peer()) and f.metrics.entries_added == 3
+    f.task = asyncio.get_running_loop().create_task(f._serve())
+    f.context.send((1, 0))
+    await settle()
+    f.task.cancel()
+    await asyncio.gather(f.task, return_exceptions=True)
+    f.bookie.release()
+    assert f.shares.has_nothing(f.context.peer()) and f.metrics.entries_added == 4
+
+
+@on_loop
+async def test_dropped_and_refused_runs_keep_no_share(f: Fixture) -> None:
+    f.bookie.refuse_next = BookieStatus.READ_ONLY, "full"
+    f.context.send((1, 0), (1, 1), (2, 0), (1, 2))
+    await settle()
+    assert f.shares.has_nothing(f.context.peer())
+    assert f.metrics.adds == {BookieStatus.READ_ONLY: 1, BookieStatus.OK: 1}
 
 
 @on_loop

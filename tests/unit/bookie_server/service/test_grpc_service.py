@@ -280,6 +280,19 @@ async def test_drain_ends_streams_and_answers_long_polls(f: Fixture) -> None:
     assert await call.read() is grpc.aio.EOF
 
 
+@on_loop
+async def test_calls_that_come_during_a_drain_end_as_those_that_were_there(f: Fixture) -> None:
+    """Their clients were told of the bookie a moment ago, and it waits for each stream."""
+    await f.store(0, 1)
+    f.service.drain()
+    call = f.stub.Append(metadata=HERE)
+    assert await call.read() is grpc.aio.EOF
+    assert await call.code() is grpc.StatusCode.OK
+    request = pb.ReadLastConfirmedRequest(ledger_id=1, wait_above=5, wait_ms=30_000)
+    assert (await f.stub.ReadLastConfirmed(request, timeout=40, metadata=HERE)).status == pb.OK
+    assert f.metrics.append_streams == f.metrics.long_polls == 0
+
+
 @pytest.mark.parametrize(
     "error", [CorruptionError("index /l is damaged"), OSError("disk /l is gone")]
 )

@@ -189,7 +189,7 @@ def test_request_that_does_not_arrive_ends_its_call(monkeypatch: pytest.MonkeyPa
         stream = await hostile.call("Read", BOOKIE)
         await hostile.send(stream, message(READ, claimed=1000))
         await until(lambda: stream in hostile.ended)
-        assert f.metrics.calls["Read", "DEADLINE_EXCEEDED"] == 1
+        await until(lambda: f.metrics.calls["Read", "DEADLINE_EXCEEDED"] == 1)
         await hostile.close()
 
     run()
@@ -338,6 +338,26 @@ async def test_request_that_is_far_too_long_is_ended_before_it_is_there(f: Fixtu
     assert await f.service.relieve() == 1, "its memory is there to be given back"
     assert await f.service.relieve() == 0
     await serves_the_others(f)
+
+
+def test_request_of_a_connection_that_is_gone_is_not_ended_once_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """gRPC tells a while later that a connection has ended: it was counted when it was ended."""
+    monkeypatch.setattr(grpc_service, "BOOKIE_RECEIVE_SHORT_S", 0.0)
+
+    @on_loop
+    async def run(f: Fixture) -> None:
+        with f.service._limits.receiving("ipv4:127.0.0.1:1"):
+            assert await f.service.relieve() == 0
+        silent = await connect(f)
+        await silent.call("Describe", BOOKIE)
+        await until(lambda: bool(f.service._limits.receiving_for(0.0)))
+        assert await f.service.relieve() == 1
+        await until(lambda: silent.closed)
+        await silent.close()
+
+    run()
 
 
 def test_writer_of_many_small_messages_is_not_to_blame_when_memory_is_short(

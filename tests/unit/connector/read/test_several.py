@@ -104,6 +104,8 @@ def test_batch_read_of_two_streams_has_the_rows_of_each_in_order(cluster: Cluste
     cluster.create(1, 2, 3, name="a")
     cluster.create(10, 20, name="b")
     cluster.create(7, name="other")
+    cluster.create(8, name="a-more")
+    cluster.create(9, name="not-a")
     assert batch() == {"a": [1, 2, 3], "b": [10, 20]}
     assert batch(streamPattern="[ab]") == batch()
     assert batch(streamPattern="a") == {"a": [1, 2, 3]}, "the whole name has to fit"
@@ -241,6 +243,20 @@ def test_available_now_reads_what_is_there_and_no_more(cluster: Cluster) -> None
     again = Query(query.at, streamPattern=".*")
     again.reader.prepareForTriggerAvailableNow()
     assert again.rest() == {"a": [3], "c": [20]}
+
+
+def test_available_now_ends_though_a_stream_is_made_again_meanwhile(cluster: Cluster) -> None:
+    cluster.create(1, name="a")
+    cluster.create(10, name="b")
+    query = Query(failOnDataLoss="false")
+    query.reader.prepareForTriggerAvailableNow()
+    assert query.trigger() == {"a": [1], "b": [10]}
+    a = cluster.create(2, 3, name="a")
+    assert query.trigger() == {"a": [2, 3]}
+    for row in range(4, 7):
+        a.append(table(row))
+        assert query.trigger() is None, "the run ends where the new stream ended when it came"
+    assert Query(query.at).rest() == {"a": [4, 5, 6]}
 
 
 # -- streams that join, and go ---------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -153,6 +153,33 @@ def test_batch_write_with_a_version_happens_once(
         batch(monkeypatch, [("x", int(version)), ("y", int(version))], **named)
     assert [cluster.rows(name) for name in "xy"] == [[1, 2], [1, 2]]
     assert caplog.text.count("is skipped") == 2
+
+
+def test_batch_write_with_a_version_that_some_streams_have_is_no_silent_loss(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = {"txnAppId": "app", "txnVersion": "1"}
+    batch(monkeypatch, [("x", 1)], **named)
+    with pytest.raises(ConflictError, match="to 1 of these 2 streams"):
+        batch(monkeypatch, [("x", 1), ("y", 2)], **named)
+    assert [cluster.rows(name) for name in "xy"] == [[1], []]
+
+
+def test_rows_of_a_task_that_failed_are_in_no_stream(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [("x", 1), ("y", 2), ("z", 3)]
+
+    def ends_early() -> Iterator[pa.RecordBatch]:
+        yield from batches(rows)
+        raise ValueError("the query's own")
+
+    writer = RoutedStreamWriter(options(), ROUTED, overwrite=False)
+    monkeypatch.setattr(routed, "TaskContext", Task())
+    with pytest.raises(ValueError, match="the query's own"):
+        writer.write(ends_early())
+    micro_batch(monkeypatch, 0, rows)
+    assert [cluster.rows(name) for name in "xyz"] == [[1], [2], [3]]
 
 
 def test_unknown_stream_is_refused_where_none_may_be_created(

@@ -129,6 +129,22 @@ def test_consumer_that_stops_in_a_striped_range_gets_every_entry() -> None:
     run(test)
 
 
+@pytest.mark.parametrize("taken", [1, 2, 3, 7])
+def test_consumer_that_leaves_a_striped_range_ends_each_lane_before_it_goes_on(taken: int) -> None:
+    async def test(world: World) -> None:
+        _client, reader, wire = await filled(world, 60, ensemble=3, quorum=2)
+        got: list[int] = []
+        async with aclosing(reader.read_batches(0, 59)) as batches:
+            async for batch in batches:
+                got += [entry.entry_id for entry in batch]
+                if len(got) >= taken:
+                    assert wire.open.total() == min(len(got), 3), "a request for each lane"
+                    break
+        assert not wire.open.total()
+
+    run(test)
+
+
 @pytest.mark.parametrize("how", ["closes", "is cancelled"])
 def test_consumer_that_leaves_ends_its_requests(how: str) -> None:
     async def test(world: World) -> None:

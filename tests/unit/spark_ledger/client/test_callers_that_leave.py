@@ -11,7 +11,7 @@ import pytest
 from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.errors import LedgerClosedError, LedgerError
 from spark_ledger.types import LedgerState
-from tests.unit.spark_ledger.client.world import World, run
+from tests.unit.spark_ledger.client.world import World, run_virtually
 
 PART = 16 * 1024
 
@@ -37,7 +37,8 @@ async def leave(work: Awaitable[object], how: str) -> None:
 
 
 def run_quietly(test: Callable[[World], Awaitable[None]], *, bookies: int = 3) -> None:
-    """As ``run``; also, the loop is told of no error that nobody handles."""
+    """In virtual time: a sleep lets all others run. The loop is told of no error that nobody
+    handles."""
     errors: list[object] = []
 
     async def quietly(world: World) -> None:
@@ -46,7 +47,7 @@ def run_quietly(test: Callable[[World], Awaitable[None]], *, bookies: int = 3) -
         gc.collect()
         await asyncio.sleep(0)
 
-    run(quietly, bookies=bookies)
+    run_virtually(quietly, bookies=bookies)
     assert errors == []
 
 
@@ -113,6 +114,28 @@ def test_waiter_for_room_that_leaves_harms_no_other() -> None:
         assert sorted(await asyncio.gather(appends[1], appends[3])) == [4, 5]
         await writer.close()
         assert writer.last_add_confirmed == 5
+
+    run_quietly(test)
+
+
+def test_many_that_wait_for_room_go_on_as_there_is_room() -> None:
+    """Were all to go on at once, they would be far above the bound, and most refused."""
+
+    async def test(world: World) -> None:
+        client = await world.client(bytes_in_flight_max=4 * PART)
+        writer = await client.create_ledger()
+        hold(world)
+        appends = [asyncio.ensure_future(writer.append(bytes(PART))) for _ in range(100)]
+        await asyncio.sleep(0.01)
+        before = writer.last_add_pushed
+        assert before < 10
+        for bookie in world.bookies.values():
+            bookie.release()  # what they hold, and they hold what comes then
+        await asyncio.sleep(0.01)
+        assert before < writer.last_add_pushed <= before + 10
+        hold(world, False)
+        assert await asyncio.gather(*appends) == list(range(100))
+        await writer.close()
 
     run_quietly(test)
 

@@ -21,8 +21,15 @@ from spark_ledger.errors import (
     UnauthorizedError,
 )
 from spark_ledger.limits.entries import ENTRY_PAYLOAD_BYTES_MAX
-from spark_ledger.types import BookieStatus, LedgerMetadata, Versioned
-from tests.unit.spark_ledger.client.world import World, run
+from spark_ledger.types import (
+    BookieId,
+    BookieInfo,
+    BookieState,
+    BookieStatus,
+    LedgerMetadata,
+    Versioned,
+)
+from tests.unit.spark_ledger.client.world import World, run, run_virtually
 
 PAYLOADS = [b"entry %d" % i for i in range(20)]
 
@@ -131,6 +138,26 @@ def test_without_a_spare_the_writer_goes_on_and_the_bookie_returns() -> None:
         assert len([e async for e in reader.read(0, last)]) == last + 1
 
     run(test)
+
+
+def test_bookie_that_comes_back_read_only_does_not_serve_its_index_again() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await client.create_ledger()
+        world.kill("b0")
+        await writer.append(b"without b0")
+        for state, is_used in ((BookieState.READ_ONLY, False), (BookieState.WRITABLE, True)):
+            info = BookieInfo(BookieId("b0"), "memory:b0", state)
+            await world._registries[BookieId("b0")].register(info)
+            await client.context.directory.refresh()
+            world.revive("b0")
+            for _ in range(120):
+                await writer.append(b"more")
+                await asyncio.sleep(0.05)
+            assert (not writer.failed_indexes) is is_used
+        await writer.close()
+
+    run_virtually(test)
 
 
 def test_too_few_bookies_end_the_ledger_at_what_was_confirmed() -> None:

@@ -25,10 +25,12 @@ from spark_ledger.keeper.nodes import (
 )
 from spark_ledger.limits.keeper import AUDIT_ATTEMPTS
 from spark_ledger.metadata.json_nodes import encode_node
+from spark_ledger.metadata.ledgers import ledger_path
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
 from spark_ledger.stream.commit.commit_log import CommitLog
 from spark_ledger.stream.retention import names
 from spark_ledger.stream.stream import Stream
+from spark_ledger.types import LedgerId
 from tests.unit.spark_ledger.client.world import World, run
 from tests.unit.spark_ledger.keeper.test_audit import (
     AUDIT_S,
@@ -98,6 +100,32 @@ def test_audit_ends_though_the_metadata_store_fails_now_and_then(
         assert not set(ids(lost)) & await ledgers(world)
         assert await ledgers(world) == await live_ledgers(stream) | await raw_ledgers(world)
         assert await read(stream) == list(range(1, COMMITS + 1))
+
+    run(test)
+
+
+def test_each_ledger_is_looked_at_by_one_audit_though_reading_it_fails_once(
+    small_parts: None,
+) -> None:
+    async def test(world: World) -> None:
+        await stream_of_three(world)
+        lost = [segment for n in range(5) for segment in await left(world, 90 + n)]
+        clock = Clock()
+        cared = await elected(world, clock)
+        store, due = cared._store, {ledger_path(LedgerId(each)) for each in ids(lost)}
+        assert isinstance(store, MemoryMetadataStore)
+
+        def interpose(name: str, path: str) -> Fault:
+            if name != "get" or path not in due:
+                return Fault(Outcome.NORMAL)
+            due.discard(path)
+            return Fault(Outcome.UNAVAILABLE)
+
+        store.interpose = interpose
+        while not (found := await read_audit(store)) or not found.value.ended_ms:
+            await outlived(cared, clock, 10)
+        assert not due
+        assert found.value.last.ledgers == len(lost)
 
     run(test)
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from spark_ledger.errors import ConflictError, FencedError, NoSuchLedgerError, NotFoundError
 from spark_ledger.keeper.decisions import Verdict
 from spark_ledger.keeper.nodes import ELECTED_PATH, read_elected, read_state
+from spark_ledger.limits.keeper import RECOVERIES_AT_ONCE
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
 from spark_ledger.metadata.owners import OWNERS_PATH
 from spark_ledger.metadata.unsettled import OPEN_PATH, id_path
 from spark_ledger.stream.catalog import StreamCatalog
-from tests.unit.spark_ledger.client.world import World, run
+from tests.unit.spark_ledger.client.world import World, run, run_virtually
 from tests.unit.spark_ledger.keeper.world import (
     Clock,
     keeper,
@@ -344,6 +346,78 @@ def test_keeper_that_was_paused_deletes_nothing_once_another_is_elected() -> Non
         assert (await unsettled(world))[1] == [lost[0].ledger_id]
 
     run(test)
+
+
+def test_keeper_that_stops_after_another_was_elected_leaves_it_elected() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        clock = Clock()
+        first, second = await keeper(world, clock), await keeper(world, clock)
+        await first.elect()
+        await client.store.delete(ELECTED_PATH)  # its session was lost, and it has not heard yet
+        assert await second.elect()
+        await first._election.resign()
+        assert await second._election.is_won()
+        await second._election.resign()
+        assert await read_elected(client.store) is None
+
+    run(test)
+
+
+def test_candidate_looks_again_once_for_each_change() -> None:
+    async def test(world: World) -> None:
+        clock = Clock()
+        first, second = await keeper(world, clock), await keeper(world, clock)
+        assert await first.elect()
+        store, tries = second._store, 0
+        assert isinstance(store, MemoryMetadataStore)
+
+        def count(name: str, path: str) -> Fault:
+            nonlocal tries
+            tries += (name, path) == ("create", ELECTED_PATH)
+            assert tries < 100, "it tries again and again without a pause"
+            return Fault(Outcome.NORMAL)
+
+        store.interpose = count
+        waiting = asyncio.create_task(second._election.win())
+        await asyncio.sleep(1)
+        for version in range(3):
+            await first._store.put(ELECTED_PATH, b"{}", version)
+            await asyncio.sleep(1)
+        assert tries == 4 and not waiting.done()
+        await first._election.resign()
+        assert await waiting
+
+    run_virtually(test)
+
+
+def test_many_ledgers_of_the_dead_are_recovered_a_few_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(world: World) -> None:
+        dead = await world.client()
+        for _ in range(3 * RECOVERIES_AT_ONCE):
+            await (await dead.create_ledger()).append(b"x")
+        await dead.close()
+        clock, running, most = Clock(), 0, 0
+        cared = await keeper(world, clock)
+        assert await cared.elect()
+        recover = cared._client.open_ledger
+
+        async def counted(*ledger: int, **named: Any) -> object:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(1)
+            running -= 1
+            return await recover(*ledger, **named)
+
+        monkeypatch.setattr(cared._client, "open_ledger", counted)
+        await passes(cared, clock, 40)
+        assert most == RECOVERIES_AT_ONCE and running == 0
+        assert await unsettled(world) == ([], [])
+
+    run_virtually(test)
 
 
 def test_writer_that_was_taken_for_dead_is_fenced_and_loses_nothing() -> None:

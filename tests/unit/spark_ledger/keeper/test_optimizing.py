@@ -129,6 +129,26 @@ def test_stream_that_cannot_be_read_holds_up_no_other(monkeypatch: pytest.Monkey
     run(test)
 
 
+def test_stream_with_much_to_pack_leaves_the_others_their_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("spark_ledger.stream.packs.model.PACK_COMMITS_MAX", 4)
+
+    async def test(world: World) -> None:
+        first, stream = await optimized(world, "a"), await optimized(world)
+        await closed_commits(world, first, 12)
+        await closed_commits(world, stream, 4)
+        clock = Clock()
+        cared = await elected(world, clock)
+        await looked(cared, clock)
+        assert (await packed(first), await packed(stream)) == ([(0, 2), (2, 6)], [(0, 2), (2, 6)])
+        clock.now += HOUR_S
+        await looked(cared, clock)
+        assert await packed(first) == [(0, 2), (2, 6), (6, 10)], "one at each look"
+
+    run(test)
+
+
 def test_keeper_that_stops_in_the_middle_leaves_nothing_and_loses_nothing() -> None:
     async def test(world: World) -> None:
         stream = await optimized(world)

@@ -80,6 +80,25 @@ def test_sink_of_a_stream_that_stands_still_stays(monkeypatch: pytest.MonkeyPatc
     run(test)
 
 
+@pytest.mark.parametrize(("silent_days", "stays"), [(1, True), (39, True), (40, False)])
+def test_record_stays_for_as_long_as_was_asked(
+    silent_days: int, stays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    days = Days(monkeypatch)
+
+    async def test(world: World) -> None:
+        stream = await new_stream(await world.client())
+        await commit(stream, "silent", 1)
+        days.now = silent_days
+        await commit(stream, "alive", 1)
+        asked = await keeper(world, Clock(), sink_records_s=40.0 * DAY_S)
+        assert await asked.elect()
+        await asked.run_pass()
+        assert ("silent" in await sinks(world)) is stays
+
+    run(test)
+
+
 def test_keeper_that_is_not_elected_any_more_removes_no_record(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -97,4 +97,16 @@ def test_owner_without_a_store_is_no_owner() -> None:
         with pytest.raises(OutcomeUnknownError):
             await lost.announce()
 
+
+@pytest.mark.parametrize("outcome", [Outcome.UNAVAILABLE, Outcome.LOST_REQUEST])
+def test_owner_that_could_not_be_announced_is_announced_by_the_next_call(outcome: Outcome) -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        store = tree.open_session(interpose=lambda *_: Fault(outcome))
+        owner = Owner(store)
+        with pytest.raises((MetadataUnavailableError, OutcomeUnknownError)):
+            await owner.announce()
+        store.interpose = None
+        assert await is_alive(tree.open_session(), await owner.announce())
+
     asyncio.run(main())

@@ -13,6 +13,7 @@ from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.codec import encode_bookie
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, MemoryTree, Outcome
 from spark_ledger.types import BookieId, BookieInfo, BookieState
+from tests.unit.virtual_time import run_in_virtual_time
 
 B = BookieId("b")
 STATES = [state.value for state in BookieState]
@@ -90,6 +91,33 @@ def test_wait_for_a_session_that_lives_on_ends_with_a_sentence(
         assert tree.children("bookies/writable") == ["b"]
 
     asyncio.run(main())
+
+
+def test_wait_beside_a_node_that_changes_looks_again_no_more_often_than_that() -> None:
+    async def main() -> None:
+        tree, looks = MemoryTree(), 0
+
+        def count(_name: str, _path: str) -> Fault:
+            nonlocal looks
+            looks += 1
+            assert looks < 1_000, "it looks again and again without a pause"
+            return Fault(Outcome.NORMAL)
+
+        other = tree.open_session()
+        await leave_node(other)
+        waiting = asyncio.create_task(
+            BookieRegistry(tree.open_session(interpose=count)).wait_until_vacant(B)
+        )
+        await asyncio.sleep(0.5)
+        at_first, looks = looks, 0
+        for version in range(3):
+            await other.put("bookies/writable/b", encode_bookie(bookie()), version)
+            await asyncio.sleep(0.5)
+        assert at_first and looks == 3 * at_first
+        other.expire()
+        await waiting
+
+    run_in_virtual_time(main())
 
 
 def test_wait_with_a_free_place_does_not_wait() -> None:
@@ -190,3 +218,24 @@ def test_another_process_in_place_of_a_lost_session_is_told(
         assert tree.children("bookies/writable") == ["b"]
 
     asyncio.run(main())
+
+
+def test_another_process_that_came_while_the_session_was_lost_is_told_in_time() -> None:
+    """Its node may be that of our last session, which ends by itself within the timeout."""
+
+    async def main() -> None:
+        tree, told = MemoryTree(), list[str]()
+        store = tree.open_session()
+        registry = BookieRegistry(store, on_replaced=told.append, session_timeout_s=20)
+        await registry.register(bookie())
+        store.interpose = lambda *_: Fault(Outcome.UNAVAILABLE)
+        store.expire()
+        await asyncio.sleep(1)
+        await leave_node(tree.open_session())
+        store.interpose = None
+        await asyncio.sleep(15)
+        assert not told and not registry.registered
+        await asyncio.sleep(25)
+        assert len(told) == 1 and "another process is registered as bookie 'b'" in told[0]
+
+    run_in_virtual_time(main())

@@ -9,7 +9,13 @@ import pytest
 from spark_ledger.errors import ConflictError
 from spark_ledger.metadata.ledgers import LedgerStore
 from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree, Outcome
-from spark_ledger.metadata.unsettled import OPEN_PATH, UNNAMED_PATH, id_path, pages
+from spark_ledger.metadata.unsettled import (
+    OPEN_PATH,
+    UNNAMED_PATH,
+    id_path,
+    newest_pages,
+    pages,
+)
 from spark_ledger.types import LedgerId, LedgerMetadata, LedgerState
 from tests.unit.spark_ledger.metadata.test_ledgers import ledger, script
 
@@ -100,5 +106,21 @@ def test_pages_come_in_order_and_never_all_at_once() -> None:
         assert [each for page in found for each in page.ids] == wanted
         assert [len(page.ids) for page in found] == [2, 1, 1, 1]
         assert found[1].path == "unsettled/open/00/0001"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 9])
+def test_newest_pages_are_the_last_ones_also_at_a_border(count: int) -> None:
+    """A node has ten thousand pages at most: the one before them is in another."""
+
+    async def main() -> None:
+        store = MemoryTree().open_session()
+        ids = [7, 99_989_999, 99_990_000, 99_999_999, 100_000_000, 100_020_000]
+        for each in ids:
+            await store.create(id_path(OPEN_PATH, LedgerId(each)), b"")
+        found = await newest_pages(store, OPEN_PATH, count)
+        whole = [[7], [99_989_999], [99_990_000, 99_999_999], [100_000_000], [100_020_000]]
+        assert [page.ids for page in found] == whole[-count:]
 
     asyncio.run(main())

@@ -12,11 +12,9 @@ from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.errors import FencedError, LedgerError
 from spark_ledger.metadata.json_nodes import read_node
-from spark_ledger.metadata.ledgers import ledger_path
 from spark_ledger.metadata.unsettled import id_path
 from spark_ledger.repair.copying import Copier
 from spark_ledger.repair.nodes import DONE_PATH, FAILED_PATH, FailedRepair, RepairDone, mark
-from spark_ledger.repair.plan import LaneCopy
 from spark_ledger.types import BookieId, BookieStatus, LedgerId
 from tests.contracts.scripted_bookie import ScriptedBookie
 from tests.unit.spark_ledger.client.world import World, run_virtually
@@ -324,43 +322,6 @@ def test_writers_and_repairs_changes_at_the_same_time_both_survive(
     run_virtually(test, bookies=6)
 
 
-def test_bookie_that_gives_its_copy_back_meanwhile_is_not_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It changes the metadata before it deletes, so that repair asks it again (rule G9)."""
-
-    async def test(world: World) -> None:
-        await give_cookies(world)
-        client = await world.client()
-        writer = await filled(client)
-        await writer.close()
-        ledger_id = writer.ledger_id
-        first, *_ = sorted(await names(client, ledger_id))
-        await lose(world, first)
-        await mark(client.store, ledger_id, frozenset([BookieId(first)]), 2)
-        copy, gone = Copier.copy, list[BookieId]()
-
-        async def copy_and_give_back(copier: Copier, lane: LaneCopy, target: BookieId) -> None:
-            await copy(copier, lane, target)
-            if not gone:
-                gone.append(target)
-                path = ledger_path(ledger_id)
-                node = await client.store.get(path)
-                await client.store.put(path, node.value, node.version)
-                del world.bookies[target].ledgers[ledger_id]
-
-        monkeypatch.setattr(Copier, "copy", copy_and_give_back)
-        cared = await crew(world)
-        await cared.worker.run_pass()
-        assert gone[0] not in await names(client, ledger_id)
-        assert await marked(world) == {ledger_id: 2}, "a later turn copies anew"
-        await cared.passes(60)
-        assert await marked(world) == {}
-        assert await lacking(world, client, ledger_id) == []
-
-    run_virtually(test, bookies=5)
-
-
 def test_ledger_that_is_marked_again_meanwhile_keeps_its_mark(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -391,6 +352,50 @@ def test_ledger_that_is_marked_again_meanwhile_keeps_its_mark(
         assert await lacking(world, client, writer.ledger_id) == []
 
     run_virtually(test, bookies=6)
+
+
+def test_lost_members_of_one_fragment_get_bookies_that_differ() -> None:
+    """Also if one bookie is the best for each of them."""
+
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        client = await world.client()
+        writer = await filled(client, ensemble_size=4, write_quorum=4, ack_quorum=4)
+        await writer.close()
+        members = sorted(await names(client, writer.ledger_id))
+        other, _best = sorted(set(world.bookies) - set(members))
+        cared = await crew(world)
+        cared.worker._client.context.use([BookieId(other)], +1)
+        for name in members[:2]:
+            await lose(world, name)
+        await cared.passes(150)
+        assert await names(client, writer.ledger_id) == {*world.alive}
+        assert await lacking(world, client, writer.ledger_id) == []
+        assert await marked(world) == {}
+
+    run_virtually(test, bookies=6)
+
+
+def test_writer_that_goes_on_has_its_grace_for_each_bookie_that_it_loses() -> None:
+    """It learns of a loss with its next entry, which comes late, and within the grace."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await filled(client)
+        cared = await crew(world)
+        for _ in range(3):
+            lost = writer.metadata.last_fragment.bookies[0]
+            await lose(world, lost)
+            await mark(client.store, writer.ledger_id, frozenset([lost]), 2)
+            for _ in range(15):
+                cared.clock.now += 10.0
+                await cared.worker.run_pass()
+            await writer.append(b"more")
+            assert lost not in writer.metadata.last_fragment.bookies
+        await writer.close()
+        assert len(await contents(client, writer.ledger_id)) == 23
+
+    run_virtually(test, bookies=8)
 
 
 def test_bookie_that_does_not_store_is_not_named() -> None:

@@ -95,6 +95,23 @@ def test_segments_that_nobody_commits_add_no_column() -> None:
     run(scenario())
 
 
+def test_columns_of_a_micro_batch_that_nobody_commits_are_none_of_the_next() -> None:
+    async def scenario() -> None:
+        stream = await StreamCatalog(FakeLedgers()).create("s", SCHEMA)
+        writer = stream.writer(merge_schema=True)
+        await writer.write(with_column(0, "typo", 1))
+        given_up = await writer.seal()
+        await writer.write(with_column(1, "right", 1))
+        segments = await writer.finish()
+        await given_up.confirm()
+        await stream.commit_segments(segments)
+        assert (await stream.refresh()).schema.names == ["n", "text", "right"]
+        assert await rows_of(stream) == [{"n": 1, "text": "row 1", "right": 1}]
+        await writer.close()
+
+    run(scenario())
+
+
 def test_segments_that_lost_the_race_are_read_in_their_own_schema(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -165,6 +165,31 @@ def test_segment_of_several_entries_has_the_bounds_of_all() -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("zone", ["UTC", None])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "2026-07-01T12:00:00",
+        "2026-07-01T12:00:00Z",
+        "2026-07-01T14:00:00+02:00",
+        datetime(2026, 7, 1, 12),
+        datetime(2026, 7, 1, 12, tzinfo=UTC),
+    ],
+)
+def test_time_as_key_is_utc_unless_it_says_otherwise(key: str | datetime, zone: str | None) -> None:
+    async def scenario() -> None:
+        columns: dict[str, pa.DataType] = {"at": pa.timestamp("us", tz=zone), "n": pa.int64()}
+        schema = pa.schema(columns)
+        stream = await StreamCatalog(FakeLedgers()).create("s", schema, key_columns=["at"])
+        begin = datetime(2026, 7, 1, tzinfo=UTC if zone else None)
+        for hour in range(24):
+            rows: dict[str, list[Any]] = {"at": [begin + timedelta(hours=hour)], "n": [hour]}
+            await stream.append(pa.table(rows, schema))
+        assert [row["n"] for row in await read_rows(stream, where(key=key))] == [12]
+
+    run(scenario())
+
+
 def test_bounds_of_a_number_as_key_skip_segments_with_too_many_keys_for_a_filter() -> None:
     async def scenario() -> None:
         stream = await StreamCatalog(FakeLedgers()).create(

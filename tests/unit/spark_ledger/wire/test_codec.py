@@ -195,11 +195,11 @@ def test_small_and_large_requests_are_decoded_alike(
     payload_bytes: int, ids: list[int] | None
 ) -> None:
     size = FRAME_BYTES_MIN + payload_bytes
-    frames = 2 * (HEADER.pack(1, 3, -1, 0) + bytes(size - HEADER.size))
+    frames = 2 * (HEADER.pack(1, 3, 2, 0) + bytes(size - HEADER.size))
     run = EntryRun(LedgerId(1), EntryId(3), ids, [size, size], frames)
     sent = [AddCommand(1, b"k" * 32, False, run), AddCommand(2, b"", True, run)]
     found = list_of(encode_append_request(sent))
-    assert found == [(*command, "") for command in sent]
+    assert found == [ReceivedAdd(*command, EntryId(2), "") for command in sent]
     assert all(type(one.run.frames) is bytes and type(one.run.sizes) is list for one in found)
 
 

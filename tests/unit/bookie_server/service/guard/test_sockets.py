@@ -57,6 +57,20 @@ def test_connection_ends_and_its_descriptor_stays_with_its_owner(pair: Pair) -> 
     assert found.hang_up([pair.peer]) == []
 
 
+def test_connection_that_was_ended_is_gone_though_its_owner_has_not_noticed(pair: Pair) -> None:
+    """Its client may keep its own end open for as long as it likes."""
+    found = Sockets()
+    assert found.hang_up([pair.peer]) == [pair.peer]
+    assert found.received([pair.peer]) == {}
+    assert found.hang_up([pair.peer]) == []
+
+
+def test_client_that_sends_no_more_is_ended_as_others(pair: Pair) -> None:
+    pair.client.shutdown(socket.SHUT_WR)
+    assert pair.served.recv(10) == b""
+    assert Sockets().hang_up([pair.peer]) == [pair.peer]
+
+
 def test_muted_connection_delivers_nothing_until_it_is_heard_again(pair: Pair) -> None:
     found = Sockets()
     found.mute([pair.peer, "ipv4:10.0.0.1:1"])

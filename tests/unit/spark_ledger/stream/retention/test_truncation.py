@@ -14,11 +14,13 @@ from spark_ledger.errors import ConfigurationError, ConflictError, DataLossError
 from spark_ledger.metadata.memory import Outcome
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.model import Retention
+from spark_ledger.stream.retention.reclaim import LiveNames
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import Dlsn
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.world import (
     SCHEMA,
+    Deletions,
     Faults,
     another,
     loose,
@@ -310,6 +312,28 @@ def test_hold_keeps_rows_from_truncation_and_limits() -> None:
         assert not await stream.retention.release("slow")
         await stream.retention.apply(now_ms=hold.expires_ms - 1)
         assert await numbers(stream.read()) == [5]
+
+    run(scenario())
+
+
+def test_hold_of_rows_that_were_given_back_all_the_same_stops_no_later_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small_manifests(monkeypatch)
+
+    async def scenario() -> None:
+        ledgers, stream = await stream_of(9, retention=Retention(rows=1))
+        await stream._committer.sealer.close()
+        hold = await stream.retention.hold("slow", (1,), for_s=60)
+        await stream.retention.truncate((5,), ignore_holds=True)
+        await ledgers.store.create("keeper", b"")
+        retention = (await another(ledgers)[1].open("s")).retention
+        while not (await retention.reclaimer(Deletions(ledgers), LiveNames()).step(5)).is_done:
+            pass
+        assert await retention.apply(now_ms=hold.expires_ms - 1) == 0
+        assert await numbers(stream.read()) == [5, 6, 7, 8], "what it holds of them stays"
+        assert await retention.apply(now_ms=hold.expires_ms) == 3
+        assert (await stream.retention.extent()).live_rows == 1
 
     run(scenario())
 

@@ -1,0 +1,267 @@
+"""Tails of one ledger in one client ask and read once, and each is given what is its own."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from spark_ledger.client import followed
+from spark_ledger.client.reader import LedgerReader
+from spark_ledger.errors import (
+    BookieUnavailableError,
+    DigestMismatchError,
+    LedgerClosedError,
+    LedgerError,
+)
+from spark_ledger.limits.client import TAIL_ENTRY_BYTES
+from spark_ledger.transport.base import LastConfirmed
+from spark_ledger.types import BookieStatus, EntryId
+from spark_ledger.wire.frame import HmacDigest
+from tests.unit.spark_ledger.client.tails import (
+    TAILS,
+    Asked,
+    Following,
+    begun,
+    end,
+    kept_bytes,
+    run,
+)
+from tests.unit.spark_ledger.client.world import World
+
+
+def test_tails_of_one_ledger_ask_and_read_once() -> None:
+    async def test(world: World) -> None:
+        client, writer, following = await begun(world)
+        asked, counted = Asked(client), client.counters.entries_shared
+        for number in range(1, 4):
+            await writer.append(b"%d" % number)
+            for each in following:
+                await each.has(number + 1)
+            await asyncio.sleep(0.1)
+        assert len(asked.reads) == 3, "one for each entry, not one for each tail"
+        assert len(asked.polls) <= 3 * 3, "of all bookies, once for each entry"
+        assert client.counters.entries_shared - counted == 3 * TAILS
+        assert kept_bytes() < 2 * TAIL_ENTRY_BYTES, "only what came last: all have taken the rest"
+        await end(writer, following, [b"0", b"1", b"2", b"3"])
+
+    run(test)
+
+
+def test_tails_that_begin_later_have_nothing_read_for_them_that_is_before() -> None:
+    async def test(world: World) -> None:
+        client, writer, (one, other) = await begun(world, tails=2)
+        await one.leave()
+        await other.leave()
+        asked = Asked(client)
+        following = [Following(each.reader, start=3) for each in (one, other)]
+        for number in range(1, 3):
+            await writer.append(b"%d" % number)
+            await asyncio.sleep(0.1)
+        assert not asked.reads
+        await writer.append(b"3")
+        for each in following:
+            await each.has(1)
+        assert asked.reads == [(asked.reads[0][0], 3)]
+        await end(writer, following, [b"3"])
+
+    run(test)
+
+
+def test_single_tail_keeps_nothing() -> None:
+    async def test(world: World) -> None:
+        client, writer, following = await begun(world, tails=1)
+        await writer.append(b"1")
+        await following[0].has(2)
+        assert client.counters.entries_shared == 0
+        await end(writer, following, [b"0", b"1"])
+
+    run(test)
+
+
+@pytest.mark.parametrize("first", [None, 1.0, 5.0])
+@pytest.mark.parametrize("second", [None, 1.0, 5.0])
+def test_each_tail_ends_when_its_own_idle_timeout_is_over(
+    first: float | None, second: float | None
+) -> None:
+    async def test(world: World) -> None:
+        client, writer, following = await begun(world, tails=1)
+        loop = asyncio.get_running_loop()
+        timed = []
+        for idle_timeout in (first, second):
+            reader = await client.open_ledger(writer.ledger_id)
+            timed.append(Following(reader, start=1, idle_timeout=idle_timeout))
+        await asyncio.sleep(0.1)
+        began = loop.time()
+        for idle_timeout in sorted(filter(None, (first, second))):
+            tail = timed[(first, second).index(idle_timeout)]
+            await asyncio.wait_for(tail.task, 10)
+            assert abs(loop.time() - began - idle_timeout) < 0.3
+        await asyncio.sleep(0.1)
+        stay = [
+            each for each, timeout in zip(timed, (first, second), strict=True) if timeout is None
+        ]
+        await writer.append(b"1")
+        await end(writer, [*stay, *following][:-1], [b"1"])
+        await end(writer, following, [b"0", b"1"])
+
+    run(test)
+
+
+def test_tail_that_stops_gets_the_rest_in_order_and_what_is_kept_for_it_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Some of it is kept, and what was before that it reads for itself."""
+    monkeypatch.setattr(followed, "TAIL_KEPT_BYTES_MAX", 20_000)
+
+    async def test(world: World) -> None:
+        client, writer, following = await begun(world, tails=3)
+        stops = following[1]
+        stops.goes_on.clear()
+        sizes: list[int] = []
+        payloads = [b"0", *[b"%d" % number * 2_000 for number in range(1, 40)]]
+        for number, payload in enumerate(payloads[1:], start=1):
+            await writer.append(payload)
+            for each in following:
+                if each is not stops:
+                    await each.has(number + 1)
+            sizes.append(kept_bytes())
+        assert max(sizes) <= 20_000 < sum(map(len, payloads))
+        assert max(sizes) > 10_000, "it is kept for the one that stopped"
+        asked = Asked(client)
+        stops.goes_on.set()
+        await stops.has(len(payloads))
+        assert asked.reads, "not all of it was kept"
+        assert not asked.polls, "it knows what the others know"
+        stops.goes_on.clear()
+        payloads += [b"%d" % number * 2_000 for number in range(40, 44)]
+        for payload in payloads[-4:]:
+            await writer.append(payload)
+        for each in following:
+            if each is not stops:
+                await each.has(len(payloads))
+        assert kept_bytes() > 6_000
+        await stops.leave()
+        assert kept_bytes() == 0, "it was kept for nobody else"
+        following.remove(stops)
+        await end(writer, following, payloads)
+
+    run(test)
+
+
+def test_tails_read_together_what_is_more_than_one_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(followed, "TAIL_FETCH_BYTES_MAX", 1)
+    monkeypatch.setattr("spark_ledger.transport.memory.READ_CHUNK_BYTES_TARGET", 1)
+
+    async def test(world: World) -> None:
+        client, writer, following = await begun(world, tails=3)
+        asked = Asked(client)
+        futures = [writer.append_nowait(b"%d" % number) for number in range(1, 21)]
+        await asyncio.gather(*futures)
+        for each in following:
+            await each.has(21)
+        assert len(asked.reads) <= 20, "each entry was read once"
+        await end(writer, following, [b"%d" % number for number in range(21)])
+
+    run(test)
+
+
+def test_tail_is_given_what_its_own_reader_may_read_and_no_more() -> None:
+    """Three of four entries are kept, and their end is not told yet: one tail knows of two."""
+
+    async def test(world: World) -> None:
+        client, writer, following = await begun(world, tails=3)
+        knows = following[0]
+        await knows.leave()
+        asked = Asked(client)
+        asked.stops_once = True
+        await asyncio.gather(*[writer.append_nowait(b"%d" % number) for number in range(1, 5)])
+        while asked.read_room.is_set():
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.1)
+        for last in (0, 2):
+            assert knows.reader.last_add_confirmed == 0
+            knows.reader.learn(EntryId(last))
+            again = Following(knows.reader, start=1)
+            await again.has(last)
+            await asyncio.sleep(0.1)
+            assert len(again.found) == last
+            await again.leave()
+        asked.read_room.set()
+        for each in following[1:]:
+            await each.has(5)
+        await end(writer, following[1:], [b"%d" % number for number in range(5)])
+
+    run(test)
+
+
+def test_reader_that_shows_another_key_is_given_nothing_of_what_others_read() -> None:
+    """It is as if it were alone: nothing that it reads has the digest that it expects."""
+
+    async def test(world: World) -> None:
+        client, writer, following = await begun(world, tails=2)
+        good = following[0].reader
+        stranger = LedgerReader(
+            client.context,
+            good._ledger,
+            access_key=b"another",
+            digest=HmacDigest(b"another"),
+            last_add_confirmed=EntryId(0),
+        )
+        following_too = Following(stranger, start=1)
+        await asyncio.sleep(0.1)
+        await writer.append(b"1")
+        for each in following:
+            await each.has(2)
+        await asyncio.sleep(0.1)
+        assert following_too.found == []
+        following_too.task.cancel()
+        await asyncio.gather(following_too.task, return_exceptions=True)
+        await end(writer, following, [b"0", b"1"])
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("broken", "error"),
+    [
+        (BookieStatus.UNAVAILABLE, BookieUnavailableError),
+        (BookieStatus.IO_ERROR, DigestMismatchError),
+    ],
+)
+def test_entry_that_cannot_be_read_is_an_error_of_each_tail(
+    broken: BookieStatus, error: type[LedgerError]
+) -> None:
+    async def test(world: World) -> None:
+        client, writer, following = await begun(world, tails=3)
+        asked = Asked(client)
+        asked.broken = broken
+        await writer.append(b"1")
+        for each in following:
+            with pytest.raises(error):
+                await asyncio.wait_for(each.task, 10)
+        assert len(asked.reads) == 3 + 3 * 3, "three bookies for all, and then for each"
+        asked.broken = None
+        again = [Following(each.reader) for each in following]
+        for each in again:
+            await each.has(2)
+        await end(writer, again, [b"0", b"1"])
+
+    run(test)
+
+
+def test_poll_that_fails_fails_all_who_wait() -> None:
+    async def test(world: World) -> None:
+        client, writer, following = await begun(world, tails=3)
+
+        async def fail(*_args: Any, **_options: Any) -> LastConfirmed:
+            raise LedgerClosedError("the transport is closed")
+
+        client.context.transport.read_last_confirmed = fail  # type: ignore[method-assign]
+        await writer.append(b"1")
+        for each in following:
+            with pytest.raises(LedgerClosedError):
+                await asyncio.wait_for(each.task, 10)
+
+    run(test)
