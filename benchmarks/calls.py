@@ -48,6 +48,7 @@ from bookie_server.storage.cookie import format_directories
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
 from bookie_server.storage.index.lmdb_index import LmdbIndex
 from spark_ledger.client.ledger_client import LedgerClient
+from spark_ledger.client.reader import LedgerReader
 from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.config import ClientConfig
 from spark_ledger.limits import KIB, MIB
@@ -60,6 +61,8 @@ LIMITS: Final = Path(__file__).with_name("calls.json")
 SLACK: Final = 0.15
 """An entry may run through so much more than it did, and through so much less: then the smaller
 number is the one to hold."""
+
+_TAILS: Final = 200
 
 _CLOCK_STEP_S: Final = 10e-6
 
@@ -216,6 +219,7 @@ async def _count_over(transport: type[MemoryTransport], directory: Path, over: s
         await append("append 1 KiB to 50 ledgers in turn", KIB, 1_000, 50, 50)
         if not over:
             counts |= await _read(client)
+            counts[f"tail 1 KiB, {_TAILS} readers"] = await _tailed(client)
     finally:
         await client.close()
         await world.stop()
@@ -245,6 +249,38 @@ async def _read(client: LedgerClient) -> Counts:
         "read 1 KiB": await _counted(read, entries),
         "read 1 KiB in batches": await _counted(read_batches, entries),
     }
+
+
+async def _tailed(client: LedgerClient) -> dict[str, float]:
+    """Of each delivery: every tail of the ledger is given every entry once the next one tells that
+    it is confirmed. What tells it of the last one is not waited for: the loop would go round."""
+    entries, given, wanted = 20, 0, 0
+    all_have_it = asyncio.Event()
+
+    async def follow(reader: LedgerReader) -> None:
+        nonlocal given
+        async for batch in reader.tail_batches():
+            given += len(batch)
+            if given == wanted:
+                all_have_it.set()
+
+    async with await client.create_ledger() as writer:
+        readers = [await client.open_ledger(writer.ledger_id) for _tail in range(_TAILS)]
+        tails = [asyncio.create_task(follow(reader)) for reader in readers]
+
+        async def append(number: int) -> None:
+            nonlocal wanted
+            for _entry in range(number):
+                wanted += _TAILS
+                all_have_it.clear()
+                await writer.append(bytes(KIB))
+                await all_have_it.wait()
+
+        await writer.append(bytes(KIB))
+        await append(2)
+        counted = await _counted(lambda: append(entries), entries * _TAILS)
+    await asyncio.gather(*tails)
+    return counted
 
 
 def count() -> Counts:

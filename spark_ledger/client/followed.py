@@ -131,6 +131,7 @@ class FollowedLedger:
     def discard(self, tail: Follower) -> bool:
         """A tail leaves. Whether it was the last one."""
         self._tails.discard(tail)
+        self._drop_taken()
         return not self._tails
 
     def kept_bytes(self) -> int:
@@ -158,9 +159,10 @@ class FollowedLedger:
 
     async def _learn(self, tail: Follower, known: EntryId, wait_s: float) -> EntryId:
         newest = await tail.wait_for_newer(wait_s)
-        if newest > known and len(self._tails) > 1:
+        first = max(known + 1, self._taken())
+        if first <= newest and len(self._tails) > 1:
             with suppress(LedgerError):  # each tail will meet it as well, and knows what to do
-                await self._read_and_keep(tail, known + 1, newest)
+                await self._read_and_keep(tail, first, newest)
         self.newest = max(self.newest, newest)
         return newest
 
@@ -219,12 +221,19 @@ class FollowedLedger:
         self._kept.append((batch, size))
         self._kept_bytes += size
         self._kept_end = batch.last_entry + 1
-        taken = min((each.following for each in self._tails), default=self._kept_end)
+        self._drop_taken()
+        return size
+
+    def _taken(self) -> int:
+        """The first entry that some tail may still want."""
+        return min((tail.following for tail in self._tails), default=self._kept_end)
+
+    def _drop_taken(self) -> None:
+        taken = self._taken()
         while self._kept and (
             self._kept[0][0].last_entry < taken or self._kept_bytes > TAIL_KEPT_BYTES_MAX
         ):
             self._kept_bytes -= self._kept.popleft()[1]
-        return size
 
 
 class FollowedLedgers:

@@ -1,21 +1,14 @@
-"""Tails of one ledger in one client: they ask and read once, and none is harmed by another."""
+"""Tails of one ledger in one client ask and read once, and each is given what is its own."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
 from typing import Any
 
 import pytest
 
-from bookie_server.service.read_path import merge_runs
 from spark_ledger.client import followed
-from spark_ledger.client.caches import cache_sizes
-from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.reader import LedgerReader
-from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.errors import (
     BookieUnavailableError,
     DigestMismatchError,
@@ -23,131 +16,19 @@ from spark_ledger.errors import (
     LedgerError,
 )
 from spark_ledger.limits.client import TAIL_ENTRY_BYTES
-from spark_ledger.transport.base import LastConfirmed, ReadChunk
+from spark_ledger.transport.base import LastConfirmed
 from spark_ledger.types import BookieStatus, EntryId
 from spark_ledger.wire.frame import HmacDigest
-from tests.unit.spark_ledger.client.world import World, run_virtually
-
-TAILS = 5
-
-
-def run(test: Callable[[World], Awaitable[None]]) -> None:
-    """In virtual time; the loop is told of no error that nobody handles."""
-    errors: list[object] = []
-
-    async def quietly(world: World) -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, seen: errors.append(seen))
-        await test(world)
-        gc.collect()
-        await asyncio.sleep(0)
-
-    run_virtually(quietly)
-    assert errors == []
-
-
-class Asked:
-    """What one client asks bookies: long polls and reads, each as (bookie, entry)."""
-
-    def __init__(self, client: LedgerClient) -> None:
-        self._transport = client.context.transport
-        self._poll, self._read = self._transport.read_last_confirmed, self._transport.read
-        self.polls: list[tuple[str, int]] = []
-        self.waits = 0
-        """Long polls that have no answer yet."""
-        self.reads: list[tuple[str, int]] = []
-        self.read_room = asyncio.Event()
-        """Reads are answered while it is set, with chunks of three entries."""
-        self.read_room.set()
-        self.stops_once = False
-        """Whether the next chunk is the last one for now."""
-        self.broken: BookieStatus | None = None
-        """What reads are answered instead of entries."""
-        self._transport.read_last_confirmed = self.poll  # type: ignore[method-assign]
-        self._transport.read = self.read  # type: ignore[method-assign, assignment]
-
-    async def poll(self, bookie_id: Any, *args: Any, **options: Any) -> LastConfirmed:
-        if not options.get("wait_s"):
-            return await self._poll(bookie_id, *args, **options)
-        self.polls.append((bookie_id, options["wait_above"]))
-        self.waits += 1
-        try:
-            return await self._poll(bookie_id, *args, **options)
-        finally:
-            self.waits -= 1
-
-    async def read(
-        self, bookie_id: Any, ledger_id: Any, first: int, *args: Any, **options: Any
-    ) -> AsyncGenerator[ReadChunk, None]:
-        self.reads.append((bookie_id, first))
-        await self.read_room.wait()
-        if self.broken is not None:
-            yield ReadChunk(self.broken, None, EntryId(first), "broken on purpose")
-            return
-        wanted = bookie_id, ledger_id, EntryId(first)
-        async with aclosing(self._read(*wanted, *args, **options)) as chunks:
-            runs = [chunk.run async for chunk in chunks if chunk.run is not None]
-        for start in range(0, len(runs), 3):
-            await self.read_room.wait()
-            run = merge_runs(runs[start : start + 3])
-            yield ReadChunk(BookieStatus.OK, run, run.first_entry)
-            if self.stops_once:
-                self.stops_once = False
-                self.read_room.clear()
-
-
-class Following:
-    """One tail, and what it has brought."""
-
-    def __init__(self, reader: LedgerReader, start: int = 0, **options: Any) -> None:
-        self.reader = reader
-        self.found: list[bytes] = []
-        self.goes_on = asyncio.Event()
-        """Whether it takes the next batch."""
-        self.goes_on.set()
-        self.task = asyncio.ensure_future(self._run(start, **options))
-
-    async def _run(self, start: int, **options: Any) -> None:
-        async with aclosing(self.reader.tail_batches(start, **options)) as batches:
-            async for batch in batches:
-                assert batch[-1].entry_id <= self.reader.last_add_confirmed, "not confirmed to it"
-                self.found += [entry.payload for entry in batch]
-                await self.goes_on.wait()
-
-    async def has(self, count: int) -> None:
-        async with asyncio.timeout(10):
-            while len(self.found) < count and not self.task.done():
-                await asyncio.sleep(0.001)
-        if self.task.done():
-            self.task.result()
-        assert len(self.found) == count
-
-    async def leave(self) -> None:
-        self.task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await self.task
-
-
-async def begun(
-    world: World, tails: int = TAILS
-) -> tuple[LedgerClient, LedgerWriter, list[Following]]:
-    """A ledger with one entry, and tails of one client that have it and wait for more."""
-    writer = await (await world.client(explicit_lac_delay_s=0.01)).create_ledger()
-    await writer.append(b"0")
-    client = await world.client()
-    readers = [await client.open_ledger(writer.ledger_id) for _ in range(tails)]
-    following = [Following(reader) for reader in readers]
-    for each in following:
-        await each.has(1)
-    await asyncio.sleep(0.1)
-    return client, writer, following
-
-
-async def end(writer: LedgerWriter, following: list[Following], found: list[bytes]) -> None:
-    """All that still follow end with the ledger, and have found the same."""
-    await writer.close()
-    for each in following:
-        await asyncio.wait_for(each.task, 10)
-        assert each.found == found
+from tests.unit.spark_ledger.client.tails import (
+    TAILS,
+    Asked,
+    Following,
+    begun,
+    end,
+    kept_bytes,
+    run,
+)
+from tests.unit.spark_ledger.client.world import World
 
 
 def test_tails_of_one_ledger_ask_and_read_once() -> None:
@@ -162,9 +43,28 @@ def test_tails_of_one_ledger_ask_and_read_once() -> None:
         assert len(asked.reads) == 3, "one for each entry, not one for each tail"
         assert len(asked.polls) <= 3 * 3, "of all bookies, once for each entry"
         assert client.counters.entries_shared - counted == 3 * TAILS
-        kept = [each.size_bytes for each in cache_sizes() if each.name == "tails"]
-        assert max(kept) < 2 * TAIL_ENTRY_BYTES, "only what came last: all have taken the rest"
+        assert kept_bytes() < 2 * TAIL_ENTRY_BYTES, "only what came last: all have taken the rest"
         await end(writer, following, [b"0", b"1", b"2", b"3"])
+
+    run(test)
+
+
+def test_tails_that_begin_later_have_nothing_read_for_them_that_is_before() -> None:
+    async def test(world: World) -> None:
+        client, writer, (one, other) = await begun(world, tails=2)
+        await one.leave()
+        await other.leave()
+        asked = Asked(client)
+        following = [Following(each.reader, start=3) for each in (one, other)]
+        for number in range(1, 3):
+            await writer.append(b"%d" % number)
+            await asyncio.sleep(0.1)
+        assert not asked.reads
+        await writer.append(b"3")
+        for each in following:
+            await each.has(1)
+        assert asked.reads == [(asked.reads[0][0], 3)]
+        await end(writer, following, [b"3"])
 
     run(test)
 
@@ -176,145 +76,6 @@ def test_single_tail_keeps_nothing() -> None:
         await following[0].has(2)
         assert client.counters.entries_shared == 0
         await end(writer, following, [b"0", b"1"])
-
-    run(test)
-
-
-@pytest.mark.parametrize("leaving", [[0], [1], [TAILS - 1], [0, 1, 2]])
-def test_tail_that_is_cancelled_while_it_waits_disturbs_no_other(leaving: list[int]) -> None:
-    """The first one has begun the poll."""
-
-    async def test(world: World) -> None:
-        client, writer, following = await begun(world)
-        asked = Asked(client)
-        for number in leaving:
-            await following[number].leave()
-        await asyncio.sleep(0.1)
-        assert not asked.polls, "nobody had to ask again"
-        stay = [each for number, each in enumerate(following) if number not in leaving]
-        await writer.append(b"1")
-        for each in stay:
-            await each.has(2)
-        assert all(len(following[number].found) == 1 for number in leaving)
-        await end(writer, stay, [b"0", b"1"])
-
-    run(test)
-
-
-@pytest.mark.parametrize("leaving", range(3))
-def test_tail_that_is_cancelled_while_it_is_read_for_disturbs_no_other(leaving: int) -> None:
-    async def test(world: World) -> None:
-        client, writer, following = await begun(world, tails=3)
-        asked = Asked(client)
-        asked.read_room.clear()
-        await writer.append(b"1")
-        while not asked.reads:
-            await asyncio.sleep(0.001)
-        await following.pop(leaving).leave()
-        asked.read_room.set()
-        for each in following:
-            await each.has(2)
-        assert len(asked.reads) == 1
-        await end(writer, following, [b"0", b"1"])
-
-    run(test)
-
-
-def test_tail_that_is_cancelled_at_any_turn_disturbs_no_other() -> None:
-    """While the entry is read, and while it is given to each."""
-
-    async def test(world: World) -> None:
-        client, writer, following = await begun(world, tails=2)
-        asked, found = Asked(client), [b"0"]
-        for turns in range(40):
-            leaver = Following(await client.open_ledger(writer.ledger_id), start=len(found))
-            await asyncio.sleep(0.1)
-            asked.read_room.clear()
-            asked.reads.clear()
-            payload = b"%d" % (turns + 1)
-            await writer.append(payload)
-            found.append(payload)
-            while not asked.reads:
-                await asyncio.sleep(0.001)
-            asked.read_room.set()
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            leaver.task.cancel()
-            await asyncio.gather(leaver.task, return_exceptions=True)
-            for each in following:
-                await each.has(len(found))
-            await asyncio.sleep(0.1)
-        await end(writer, following, found)
-
-    run(test)
-
-
-@pytest.mark.parametrize("turns", range(8))
-def test_tail_that_waits_again_while_the_others_leave_is_not_cancelled_with_them(
-    turns: int,
-) -> None:
-    async def test(world: World) -> None:
-        _client, writer, following = await begun(world)
-        stays = following.pop()
-        stays.goes_on.clear()
-        await writer.append(b"1")
-        await stays.has(2)
-        for each in following:
-            await each.has(2)
-        await asyncio.sleep(0.1)
-        for each in following:
-            each.task.cancel()
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        stays.goes_on.set()
-        await asyncio.gather(*[each.task for each in following], return_exceptions=True)
-        await writer.append(b"2")
-        await stays.has(3)
-        await end(writer, [stays], [b"0", b"1", b"2"])
-
-    run(test)
-
-
-def test_tails_that_leave_together_end_the_poll_and_one_that_comes_then_begins_another() -> None:
-    async def test(world: World) -> None:
-        client, writer, following = await begun(world)
-        asked = Asked(client)
-        for each in following:
-            each.task.cancel()
-        late = Following(await client.open_ledger(writer.ledger_id), start=1)
-        await asyncio.gather(*[each.task for each in following], return_exceptions=True)
-        await asyncio.sleep(0.1)
-        assert len(asked.polls) == asked.waits == 3
-        await writer.append(b"1")
-        await late.has(1)
-        await end(writer, [late], [b"1"])
-
-    run(test)
-
-
-def test_last_tail_that_leaves_ends_what_was_asked_and_kept() -> None:
-    async def test(world: World) -> None:
-        client, writer, (one,) = await begun(world, tails=1)
-        await one.leave()
-        before, asked = asyncio.all_tasks(), Asked(client)
-        readers = [await client.open_ledger(writer.ledger_id) for _ in range(TAILS)]
-        following = [Following(reader) for reader in readers]
-        await writer.append(b"1")
-        for each in following:
-            await each.has(2)
-        gc.collect()
-        assert [each.caches for each in cache_sizes() if each.name == "tails"] == [1]
-        await asyncio.sleep(0.1)
-        for each in following:
-            assert asked.waits == 3
-            await each.leave()
-        assert asked.waits == 0
-        assert asyncio.all_tasks() == before
-        await writer.close()
-        following.clear()
-        del each
-        gc.collect()
-        assert "tails" not in [each.name for each in cache_sizes()]
 
     run(test)
 
@@ -365,7 +126,7 @@ def test_tail_that_stops_gets_the_rest_in_order_and_what_is_kept_for_it_is_bound
             for each in following:
                 if each is not stops:
                     await each.has(number + 1)
-            sizes += [each.size_bytes for each in cache_sizes() if each.name == "tails"]
+            sizes.append(kept_bytes())
         assert max(sizes) <= 20_000 < sum(map(len, payloads))
         assert max(sizes) > 10_000, "it is kept for the one that stopped"
         asked = Asked(client)
@@ -373,6 +134,17 @@ def test_tail_that_stops_gets_the_rest_in_order_and_what_is_kept_for_it_is_bound
         await stops.has(len(payloads))
         assert asked.reads, "not all of it was kept"
         assert not asked.polls, "it knows what the others know"
+        stops.goes_on.clear()
+        payloads += [b"%d" % number * 2_000 for number in range(40, 44)]
+        for payload in payloads[-4:]:
+            await writer.append(payload)
+        for each in following:
+            if each is not stops:
+                await each.has(len(payloads))
+        assert kept_bytes() > 6_000
+        await stops.leave()
+        assert kept_bytes() == 0, "it was kept for nobody else"
+        following.remove(stops)
         await end(writer, following, payloads)
 
     run(test)
