@@ -20,7 +20,7 @@ from spark_ledger.transport.grpc_aio import GrpcTransport
 from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
 from spark_ledger.wire.codec import SERVICE_NAME, encode_read_response
-from tests.unit.spark_ledger.client.world import World, run_virtually
+from tests.unit.spark_ledger.client.world import World, run
 
 PAYLOADS = [b"payload %d" % number for number in range(10)]
 BOOKIE = BookieId("b")
@@ -116,7 +116,7 @@ def test_one_lying_bookie_is_read_around(lie: Lie, quorums: tuple[int, int, int]
             assert len(asked) < 100, "a bookie that brings nothing is asked again and again"
             asked.clear()
 
-    run_virtually(test)
+    run(test)
 
 
 @asynccontextmanager
