@@ -151,8 +151,8 @@ def open_run(digest: Digest, run: EntryRun) -> tuple[list[Entry], DigestMismatch
 def is_intact(digest: Digest, run: EntryRun) -> bool:
     """Whether no frame of a run is damaged, and each is the very entry asked for (rule P20).
 
-    As ``open_run`` finds it, at less than half of the cost: a few loops over all frames, and nothing is
-    kept of an entry. Where it says no, ``open_run`` says which frame and why.
+    As ``open_run`` finds it, at less than half of the cost: a few loops over all frames, and
+    nothing is kept of an entry. Where it says no, ``open_run`` says which frame and why.
     """
     frames, offsets = run.frames, run.offsets()
     head_bytes, size = HEADER_BYTES + digest.size, run.sizes[0]
