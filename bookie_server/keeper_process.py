@@ -66,6 +66,7 @@ def _autorecovery(settings: AutorecoverySettings) -> list[str]:
         *("--lost-bookie-delay", f"{settings.lost_bookie_delay_s}s"),
         *("--open-ledger-grace", f"{settings.open_ledger_grace_s}s"),
         *("--repair-rate", str(settings.bytes_per_s)),
+        *("--repair-source-rate", str(settings.source_bytes_per_s)),
     ]
 
 

@@ -129,6 +129,7 @@ def run(
     lost_bookie_delay: float,
     open_ledger_grace: float,
     repair_rate: float,
+    repair_source_rate: float,
     audit_interval: float,
     optimize_interval: float,
 ) -> None:
@@ -159,7 +160,7 @@ def run(
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
     )
-    repair = repair_config(lost_bookie_delay, open_ledger_grace, repair_rate)
+    repair = repair_config(lost_bookie_delay, open_ledger_grace, repair_rate, repair_source_rate)
     asyncio.run(
         _serve(
             uri,
