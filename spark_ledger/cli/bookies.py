@@ -252,7 +252,7 @@ def rebalance(
 ) -> None:
     """Move copies of closed ledgers from the fullest bookies to the emptiest, for instance to one
     that is new. Each copy stays named until the new one is synced; racks stay as they are. The
-    bytes of what moved leave the old disks with their ledgers.
+    bytes of what moved leave the old disks within a day, or with `ledger bookies collect`.
 
     May be stopped at any time: begun again, it goes on. Exit status 1 if bookies are not even then.
     """
