@@ -124,13 +124,15 @@ def mark_root(copies: int) -> str:
 async def mark(
     store: MetadataStore, ledger_id: LedgerId, bookies: frozenset[BookieId], copies: int
 ) -> None:
-    """Mark a ledger, or add bookies to its mark. A worker at it notices that (rule R7)."""
+    """Mark a ledger, or add bookies to its mark.
+
+    A mark that is there is written once more, also as it is: a worker that is at the ledger may
+    have looked before what is marked now, and by the version it notices that (rule R7).
+    """
     path = id_path(mark_root(copies), ledger_id)
     while True:
         before = await read_node(store, Mark, path)
         known = frozenset() if before is None else frozenset(before.value.bookies)
-        if before is not None and bookies <= known:
-            return
         try:
             await write_node(store, path, Mark(bookies=tuple(sorted(known | bookies))), before)
         except (ConflictError, NotFoundError):

@@ -1,11 +1,14 @@
-"""Repair beside a bookie that gives back the copy which repair counts on (rule G9)."""
+"""Repair of a ledger of which a copy goes meanwhile: given back, or lost (rules G9 and R7)."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
 from spark_ledger.metadata.ledgers import ledger_path
 from spark_ledger.repair.copying import Copier
+from spark_ledger.repair.ledger import LedgerRepair
 from spark_ledger.repair.nodes import mark
 from spark_ledger.repair.plan import LaneCopy
 from spark_ledger.types import BookieId
@@ -49,3 +52,31 @@ def test_bookie_that_gives_its_copy_back_meanwhile_is_not_named(
         assert await lacking(world, client, ledger_id) == []
 
     run_virtually(test, bookies=5)
+
+
+def test_hole_that_is_found_while_a_worker_is_at_the_ledger_keeps_the_mark(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The worker may have asked that member before it lost its entries (rule R7)."""
+
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        client = await world.client()
+        writer = await filled(client)
+        await writer.close()
+        await mark(client.store, writer.ledger_id, frozenset(), 2)
+        refill, found = LedgerRepair._refill_others, [writer.ledger_id]
+
+        async def refill_before_a_hole_is_found(*args: Any) -> None:
+            await refill(*args)
+            while found:
+                await mark(client.store, found.pop(), frozenset(), 2)
+
+        monkeypatch.setattr(LedgerRepair, "_refill_others", refill_before_a_hole_is_found)
+        cared = await crew(world)
+        await cared.worker.run_pass()
+        assert await marked(world) == {writer.ledger_id: 2}
+        await cared.worker.run_pass()
+        assert await marked(world) == {}
+
+    run_virtually(test, bookies=4)
