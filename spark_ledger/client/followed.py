@@ -104,11 +104,11 @@ class FollowedLedger:
     """One ledger that tails of one client follow (rule P24). Belongs to the client's loop.
 
     The first tail makes it, the last one that leaves forgets it, with all that it keeps. Tails that
-    know the same last add confirmed share a long poll, and those that hear of a change of the
-    metadata share a read of them. If there is more than one tail, the poll
-    reads what is new before it tells of it, and the entries are kept for all of them: until each
-    has taken them, and at most ``TAIL_KEPT_BYTES_MAX``. A tail that needs others reads for itself,
-    and so does each if a shared read fails: then it has the errors that it would have alone.
+    know the same last add confirmed share a long poll, and those that hear of a change share a read
+    of the metadata. If there is more than one tail, the poll reads what is new before it tells of
+    it, and the entries are kept for all of them: until each has taken them, and at most
+    ``TAIL_KEPT_BYTES_MAX``. A tail that needs others reads for itself, and so does each if a shared
+    read fails: then it has the errors that it would have alone.
     """
 
     def __init__(self) -> None:
