@@ -34,7 +34,12 @@ from spark_ledger.limits.keeper import (
     OWNER_GRACE_S,
     UNNAMED_GRACE_S,
 )
-from spark_ledger.limits.repair import LOST_BOOKIE_DELAY_S, OPEN_LEDGER_GRACE_S, REPAIR_BYTES_PER_S
+from spark_ledger.limits.repair import (
+    LOST_BOOKIE_DELAY_S,
+    OPEN_LEDGER_GRACE_S,
+    REPAIR_BYTES_PER_S,
+    REPAIR_SOURCE_BYTES_PER_S,
+)
 from spark_ledger.types import BookieId
 
 _DEFAULTS: Final[Mapping[str, Any]] = {  # Any: defaults of several types, checked by msgspec
@@ -90,6 +95,7 @@ class AutorecoverySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     lost_bookie_delay_s: Annotated[float, msgspec.Meta(ge=0)] = LOST_BOOKIE_DELAY_S
     open_ledger_grace_s: Annotated[float, msgspec.Meta(ge=0)] = OPEN_LEDGER_GRACE_S
     bytes_per_s: Annotated[int, msgspec.Meta(ge=1024)] = REPAIR_BYTES_PER_S
+    source_bytes_per_s: Annotated[int, msgspec.Meta(ge=1024)] = REPAIR_SOURCE_BYTES_PER_S
 
 
 class CollectionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -54,6 +54,7 @@ from spark_ledger.errors import (
 from spark_ledger.limits.metadata import METADATA_ATTEMPTS, REGISTER_RETRY_DELAY_S
 from spark_ledger.metadata.base import MetadataStore, Watch
 from spark_ledger.metadata.cookies import BookieCookie, cookie_path, decode_cookie, encode_cookie
+from spark_ledger.tasks import cancel
 from spark_ledger.types import BookieId, BookieStart, DirectoryPlace, Versioned
 
 OnDisk = Callable[[Callable[[], None]], Awaitable[None]]
@@ -174,8 +175,7 @@ class Identity:
         if self._watch is not None:
             self._watch.cancel()
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await cancel(self._task)
 
     # -- the directories ---------------------------------------------------------------------------
 

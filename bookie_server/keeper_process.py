@@ -35,6 +35,7 @@ from spark_ledger.keeper.nodes import (
 )
 from spark_ledger.limits.keeper import KEEPER_LOOK_S, KEEPER_STOP_S
 from spark_ledger.metadata.base import MetadataStore
+from spark_ledger.tasks import cancel
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ def _autorecovery(settings: AutorecoverySettings) -> list[str]:
         *("--lost-bookie-delay", f"{settings.lost_bookie_delay_s}s"),
         *("--open-ledger-grace", f"{settings.open_ledger_grace_s}s"),
         *("--repair-rate", str(settings.bytes_per_s)),
+        *("--repair-source-rate", str(settings.source_bytes_per_s)),
     ]
 
 
@@ -93,8 +95,7 @@ class KeeperProcess:
 
     async def stop(self) -> None:
         """End the keeper, if it is this bookie's."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await cancel(self._task)
 
     async def _run(self) -> None:
         while True:
@@ -158,8 +159,7 @@ class Watched:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await cancel(self._task)
         await self._process.stop()
 
     async def _run(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 
@@ -11,6 +10,7 @@ from spark_ledger.errors import LedgerError, NotFoundError
 from spark_ledger.limits.repair import LEAVING_LOOK_S
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.cookies import leaving_path
+from spark_ledger.tasks import cancel, wait_at_most
 from spark_ledger.types import BookieId
 
 logger = logging.getLogger(__name__)
@@ -35,8 +35,7 @@ class LeavingWatch:
     async def stop(self) -> None:
         """Look no more."""
         self._watch.cancel()
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await cancel(self._task)
 
     async def _run(self) -> None:
         while True:
@@ -44,9 +43,7 @@ class LeavingWatch:
                 await self._look()
             except LedgerError as error:
                 logger.warning("whether this bookie leaves is not known now: %s", error)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LEAVING_LOOK_S):
-                    await self._woken.wait()
+            await wait_at_most(self._woken, LEAVING_LOOK_S)
             self._woken.clear()
 
     async def _look(self) -> None:

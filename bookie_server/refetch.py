@@ -19,6 +19,7 @@ from spark_ledger.metadata.ledgers import LedgerStore
 from spark_ledger.repair.holes import Hole, hole
 from spark_ledger.repair.nodes import mark
 from spark_ledger.repair.plan import copies_left
+from spark_ledger.tasks import cancel
 from spark_ledger.types import BookieId, EntryId, LedgerId
 
 logger = logging.getLogger(__name__)
@@ -51,8 +52,7 @@ class Refetch:
     async def stop(self) -> None:
         """Look no more."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await cancel(self._task)
 
     async def _run(self) -> None:
         while True:

@@ -39,6 +39,7 @@ from spark_ledger.metadata.cookies import (
     encode_cookie,
     leaving_path,
 )
+from spark_ledger.tasks import cancel, wait_at_most
 from spark_ledger.types import BookieId, BookieInfo, BookieState
 
 logger = logging.getLogger(__name__)
@@ -213,8 +214,7 @@ class Registration:
         """Withdraw. A store that cannot be reached is no error: the session ends by itself."""
         if self._task is None:
             return
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await cancel(self._task)
         try:
             await self._registry.deregister()
         except LedgerError as error:
@@ -222,9 +222,7 @@ class Registration:
 
     async def _refresh(self) -> None:
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(BOOKIE_REFRESH_INTERVAL_S):
-                    await self._wanted.wait()
+            await wait_at_most(self._wanted, BOOKIE_REFRESH_INTERVAL_S)
             self._wanted.clear()
             info = self._now()
             moved = abs(info.free_bytes - self._info.free_bytes) > (

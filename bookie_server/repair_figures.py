@@ -41,4 +41,5 @@ async def read_repair_figures(store: MetadataStore) -> RepairFigures:
         repaired=done.ledgers,
         copied_entries=done.copied_entries,
         copied_bytes=done.copied_bytes,
+        source_waited_s=done.source_waited_ms / 1000,
     )

@@ -70,6 +70,7 @@ from spark_ledger.limits.metadata import METADATA_TIMEOUT_S
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.connect import open_store
+from spark_ledger.tasks import cancel
 from spark_ledger.types import BookieId, BookieInfo
 from spark_ledger.wire.allocator import keep_freed_memory, share_heaps
 
@@ -331,9 +332,7 @@ class BookieServer:
                 raise _Stopped
             await task
         finally:
-            task.cancel()
-            stopped.cancel()
-            await asyncio.gather(task, stopped, return_exceptions=True)
+            await cancel(task, stopped)
 
     def _bind(self, server: GrpcServer) -> str:
         """Take the address for clients; what to announce."""

@@ -34,6 +34,7 @@ from spark_ledger.metadata.collection import (
     read_collection,
     read_order,
 )
+from spark_ledger.tasks import cancel
 from spark_ledger.types import BookieId
 
 logger = logging.getLogger(__name__)
@@ -108,8 +109,7 @@ class LedgerCollector:
         if self._watch is not None:
             self._watch.cancel()
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await cancel(self._task)
         if self._disk_work is not None and not self._disk_work.done():
             with contextlib.suppress(TimeoutError, OSError, CorruptionError):
                 async with asyncio.timeout(COLLECTION_STOP_S):

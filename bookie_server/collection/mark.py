@@ -28,9 +28,9 @@ from spark_ledger.metadata.collection import (
     CollectionNode,
     PassReport,
     collection_path,
-    encode,
     read_collection,
 )
+from spark_ledger.metadata.json_nodes import encode_node
 from spark_ledger.types import BookieId, Versioned
 
 MARK_NAME: Final = "collection.json"
@@ -118,7 +118,7 @@ class HistoryMark:
     ) -> None:
         path, data = (
             collection_path(self._bookie_id),
-            encode(CollectionNode(mark=mark, report=report)),
+            encode_node(CollectionNode(mark=mark, report=report)),
         )
         try:
             if found is None:

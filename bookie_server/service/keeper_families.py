@@ -54,6 +54,10 @@ _REPAIR_COUNTERS: Final = {
     "bookie_repair_repaired_ledgers": ("repaired", "Ledgers that were repaired."),
     "bookie_repair_copied_entries": ("copied_entries", "Entries that were copied."),
     "bookie_repair_copied_bytes": ("copied_bytes", "Bytes that were copied."),
+    "bookie_repair_source_waited_seconds": (
+        "source_waited_s",
+        "Time that copies waited for the rate of one source, in sum.",
+    ),
 }
 
 

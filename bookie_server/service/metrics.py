@@ -90,6 +90,7 @@ class RepairFigures(NamedTuple):
     repaired: int = 0
     copied_entries: int = 0
     copied_bytes: int = 0
+    source_waited_s: float = 0.0
 
 
 class ServiceMetrics:

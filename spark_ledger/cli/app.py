@@ -41,7 +41,7 @@ GROUPS: Final = {
     "local": "Run a ZooKeeper and bookies on this machine, for development.",
     "bookie": "Run, prepare and question one bookie.",
     "cluster": "Show what a cluster holds, say where its copies go, and go on after a restore.",
-    "bookies": "List the bookies of a cluster, and have them free space.",
+    "bookies": "List bookies; take one out, empty one, even them out, have them free space.",
     "ledgers": "Look at, write, read and repair ledgers.",
     "streams": "Create, read, truncate and delete streams; say how much is kept.",
     "keeper": "Run the keeper, which ends what dead writers leave, or see how it is.",

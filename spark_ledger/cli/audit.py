@@ -66,18 +66,15 @@ def _cells(finding: Finding) -> tuple[object, ...]:
 async def _ask(uri: str) -> None:
     from spark_ledger.errors import ConflictError
     from spark_ledger.keeper.nodes import ask_for_audit
-    from spark_ledger.metadata.connect import open_store
+    from spark_ledger.metadata.connect import connected_store
 
-    store = await open_store(uri)
-    try:
+    async with connected_store(uri) as store:
         for attempt in range(METADATA_ATTEMPTS):
             try:
                 return await ask_for_audit(store)
             except ConflictError:  # the keeper has just written how far it is
                 if attempt == METADATA_ATTEMPTS - 1:
                     raise
-    finally:
-        await store.close()
 
 
 async def _look(uri: str, grace_s: float, *, as_json: bool) -> None:

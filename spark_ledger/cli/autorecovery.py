@@ -14,7 +14,12 @@ from spark_ledger.cli.arguments.settings import Command, Settings, common_option
 from spark_ledger.cli.show.output import age_text, print_json, print_table, size_text
 from spark_ledger.cli.until_stopped import run_until_stopped, stopped_by_signals
 from spark_ledger.limits import KIB
-from spark_ledger.limits.repair import LOST_BOOKIE_DELAY_S, OPEN_LEDGER_GRACE_S, REPAIR_BYTES_PER_S
+from spark_ledger.limits.repair import (
+    LOST_BOOKIE_DELAY_S,
+    OPEN_LEDGER_GRACE_S,
+    REPAIR_BYTES_PER_S,
+    REPAIR_SOURCE_BYTES_PER_S,
+)
 
 if TYPE_CHECKING:
     from spark_ledger.repair.nodes import CheckState
@@ -32,6 +37,14 @@ def repair_options(command: Command) -> Command:
             show_default="32m",
             metavar="SIZE",
             help="Bytes per second that are copied at most.",
+        ),
+        click.option(
+            "--repair-source-rate",
+            type=size_of(KIB),
+            default=str(REPAIR_SOURCE_BYTES_PER_S),
+            show_default="16m",
+            metavar="SIZE",
+            help="Bytes per second that are read from one bookie at most.",
         ),
         click.option(
             "--open-ledger-grace",
@@ -56,7 +69,10 @@ def repair_options(command: Command) -> Command:
 
 
 def repair_config(
-    lost_bookie_delay: float, open_ledger_grace: float, repair_rate: float
+    lost_bookie_delay: float,
+    open_ledger_grace: float,
+    repair_rate: float,
+    repair_source_rate: float,
 ) -> RepairConfig:
     """What the options say."""
     from spark_ledger.repair.auditor import AuditorConfig
@@ -65,7 +81,11 @@ def repair_config(
 
     return RepairConfig(
         AuditorConfig(lost_bookie_delay_s=lost_bookie_delay),
-        WorkerConfig(bytes_per_s=repair_rate, open_grace_s=open_ledger_grace),
+        WorkerConfig(
+            bytes_per_s=repair_rate,
+            source_bytes_per_s=repair_source_rate,
+            open_grace_s=open_ledger_grace,
+        ),
     )
 
 
@@ -79,7 +99,11 @@ def group() -> None:
 @common_options
 @click.pass_obj
 def run(
-    settings: Settings, lost_bookie_delay: float, open_ledger_grace: float, repair_rate: float
+    settings: Settings,
+    lost_bookie_delay: float,
+    open_ledger_grace: float,
+    repair_rate: float,
+    repair_source_rate: float,
 ) -> None:
     """Repair until SIGTERM, as one more worker beside the one of the cluster's keeper.
 
@@ -88,7 +112,7 @@ def run(
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
     )
-    config = repair_config(lost_bookie_delay, open_ledger_grace, repair_rate)
+    config = repair_config(lost_bookie_delay, open_ledger_grace, repair_rate, repair_source_rate)
     asyncio.run(_serve(settings.uri(), config))
 
 
@@ -119,14 +143,11 @@ def status(settings: Settings) -> None:
 
 
 async def _look(uri: str) -> RepairStatus:
-    from spark_ledger.metadata.connect import open_store
+    from spark_ledger.metadata.connect import connected_store
     from spark_ledger.repair.status import look
 
-    store = await open_store(uri)
-    try:
+    async with connected_store(uri) as store:
         return await look(store)
-    finally:
-        await store.close()
 
 
 def _fields(found: RepairStatus) -> dict[str, object]:

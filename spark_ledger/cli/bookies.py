@@ -43,7 +43,7 @@ _REPAIR_RATE: Final = click.option(
 
 @click.group()
 def group() -> None:
-    """List the bookies of a cluster, and have them free space."""
+    """List bookies; take one out, empty one, even them out, have them free space."""
 
 
 @group.command("list")

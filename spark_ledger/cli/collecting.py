@@ -39,13 +39,10 @@ def collect(uri: str, wanted: Wanted) -> list[tuple[BookieId, PassReport | None]
     """
 
     async def run() -> list[tuple[BookieId, PassReport | None]]:
-        from spark_ledger.metadata.connect import open_store
+        from spark_ledger.metadata.connect import connected_store
 
-        store = await open_store(uri)
-        try:
+        async with connected_store(uri) as store:
             return await order(store, wanted)
-        finally:
-            await store.close()
 
     return asyncio.run(run())
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from spark_ledger.errors import BookieUnavailableError, NoSuchLedgerError, NotFoundError
 from spark_ledger.limits.metadata import METADATA_READS_IN_FLIGHT_MAX
+from spark_ledger.metadata.connect import connected_store
 from spark_ledger.types import (
     NO_ENTRY,
     BookieId,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from spark_ledger.cli.safety import Standing
     from spark_ledger.cli.usage import Usage
     from spark_ledger.cli.verify import Verified
-    from spark_ledger.metadata.base import MetadataStore, SizedStore
+    from spark_ledger.metadata.base import MetadataStore
     from spark_ledger.metadata.codec import OwnerNode
     from spark_ledger.metadata.collection import PassReport
     from spark_ledger.transport.base import BookieDescription, Transport
@@ -81,17 +82,6 @@ class BookieRow(NamedTuple):
 
 
 @asynccontextmanager
-async def _store(uri: str) -> AsyncIterator[SizedStore]:
-    from spark_ledger.metadata.connect import open_store
-
-    store = await open_store(uri)
-    try:
-        yield store
-    finally:
-        await store.close()
-
-
-@asynccontextmanager
 async def _transport(store: MetadataStore) -> AsyncIterator[Transport]:
     from spark_ledger.metadata.bookies import BookieRegistry
     from spark_ledger.transport.grpc_aio import GrpcTransport
@@ -111,7 +101,7 @@ def all_ledgers(uri: str, advance: Callable[[], None]) -> list[LedgerRow]:
         from spark_ledger.metadata.ledgers import LedgerStore
         from spark_ledger.metadata.owners import OWNERS_PATH
 
-        async with _store(uri) as store:
+        async with connected_store(uri) as store:
             ledgers = LedgerStore(store)
             ledger_ids = await ledgers.list()
             reads = asyncio.Semaphore(METADATA_READS_IN_FLIGHT_MAX)
@@ -139,7 +129,7 @@ def inspect_ledger(uri: str, ledger_id: int) -> LedgerPicture:
         from spark_ledger.metadata.ledgers import LedgerStore
         from spark_ledger.metadata.owners import read_owner
 
-        async with _store(uri) as store:
+        async with connected_store(uri) as store:
             metadata = (await LedgerStore(store).read(LedgerId(ledger_id))).value
             owner = await read_owner(store, metadata.owner) if metadata.owner else None
             names = dict.fromkeys(b for fragment in metadata.fragments for b in fragment.bookies)
@@ -174,7 +164,7 @@ def cluster_bookies(uri: str) -> list[BookieRow]:
     async def run() -> list[BookieRow]:
         from spark_ledger.metadata.bookies import BookieRegistry
 
-        async with _store(uri) as store:
+        async with connected_store(uri) as store:
             registry = BookieRegistry(store)
             registered = {info.bookie_id: info for info in await registry.list()}
             names = sorted({*registered, *await registry.list_cookies()})
@@ -200,7 +190,7 @@ def after_a_restore(uri: str, without: Collection[str]) -> Restored:
     async def run() -> Restored:
         from spark_ledger.cli.restoring import accept_restored
 
-        async with _store(uri) as store, _transport(store) as transport:
+        async with connected_store(uri) as store, _transport(store) as transport:
             return await accept_restored(store, transport, without)
 
     return asyncio.run(run())
@@ -212,7 +202,7 @@ def placement_policy(uri: str, changes: Mapping[str, Any]) -> PlacementPolicy:
     async def run() -> PlacementPolicy:
         from spark_ledger.metadata.cluster import read_cluster_node, set_placement
 
-        async with _store(uri) as store:
+        async with connected_store(uri) as store:
             policy = (await read_cluster_node(store)).value.policy
             if changes:
                 policy = replace(policy, **changes)
@@ -228,7 +218,7 @@ def measure_usage(uri: str, advance: Callable[[int], None]) -> Usage:
     async def run() -> Usage:
         from spark_ledger.cli.usage import measure
 
-        async with _store(uri) as store, _transport(store) as transport:
+        async with connected_store(uri) as store, _transport(store) as transport:
             return await measure(store, transport, advance)
 
     return asyncio.run(run())
@@ -240,7 +230,7 @@ def survey_cluster(uri: str, advance: Callable[[int], None]) -> Standing:
     async def run() -> Standing:
         from spark_ledger.cli.safety import survey
 
-        async with _store(uri) as store, _transport(store) as transport:
+        async with connected_store(uri) as store, _transport(store) as transport:
             return await survey(store, transport, advance)
 
     return asyncio.run(run())
@@ -252,7 +242,7 @@ def verify_cluster(uri: str, advance: Callable[[int], None]) -> Verified:
     async def run() -> Verified:
         from spark_ledger.cli.verify import verify
 
-        async with _store(uri) as store, _transport(store) as transport:
+        async with connected_store(uri) as store, _transport(store) as transport:
             return await verify(store, transport, advance)
 
     return asyncio.run(run())
@@ -268,7 +258,7 @@ def describe_bookie(uri: str, bookie_id: str) -> tuple[BookieInfo, BookieDescrip
     async def run() -> tuple[BookieInfo, BookieDescription]:
         from spark_ledger.metadata.bookies import BookieRegistry
 
-        async with _store(uri) as store:
+        async with connected_store(uri) as store:
             registry = BookieRegistry(store)
             info = await registry.get(BookieId(bookie_id))
             if info is None:

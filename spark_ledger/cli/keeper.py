@@ -23,6 +23,7 @@ from spark_ledger.limits.keeper import (
     OWNER_GRACE_S,
     UNNAMED_GRACE_S,
 )
+from spark_ledger.tasks import cancel
 
 if TYPE_CHECKING:
     from spark_ledger.client.ledger_client import LedgerClient
@@ -128,6 +129,7 @@ def run(
     lost_bookie_delay: float,
     open_ledger_grace: float,
     repair_rate: float,
+    repair_source_rate: float,
     audit_interval: float,
     optimize_interval: float,
 ) -> None:
@@ -158,7 +160,7 @@ def run(
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
     )
-    repair = repair_config(lost_bookie_delay, open_ledger_grace, repair_rate)
+    repair = repair_config(lost_bookie_delay, open_ledger_grace, repair_rate, repair_source_rate)
     asyncio.run(
         _serve(
             uri,
@@ -212,8 +214,7 @@ async def _work(
     try:
         await keeper.run(stop)
     finally:
-        repairing.cancel()
-        await asyncio.gather(repairing, return_exceptions=True)
+        await cancel(repairing)
 
 
 @group.command()
@@ -267,10 +268,9 @@ def status(settings: Settings) -> None:
 
 async def _status(uri: str) -> tuple[Elected | None, KeeperState | None, AuditState | None]:
     from spark_ledger.keeper.nodes import read_audit, read_elected, read_state
-    from spark_ledger.metadata.connect import open_store
+    from spark_ledger.metadata.connect import connected_store
 
-    store = await open_store(uri)
-    try:
+    async with connected_store(uri) as store:
         state, audited = await read_state(store), await read_audit(store)
         elected = await read_elected(store)
         return (
@@ -278,5 +278,3 @@ async def _status(uri: str) -> tuple[Elected | None, KeeperState | None, AuditSt
             None if state is None else state.value,
             None if audited is None else audited.value,
         )
-    finally:
-        await store.close()

@@ -142,7 +142,7 @@ def explore(settings: Settings, schedules: int, first: int, protocols: tuple[str
         for each in found:
             print_json({**each._asdict(), "holds": each.holds})
     else:
-        columns = ["schedules#", "lost_in#", "most_lost#", "first_seed#", "unacked#"]
+        columns = ["schedules#", "lost_in#", "most_lost#", "stale_in#", "first_seed#", "unacked#"]
         print_table(
             ("protocol", "promises", *columns, "holds..."),
             (
@@ -152,6 +152,7 @@ def explore(settings: Settings, schedules: int, first: int, protocols: tuple[str
                     each.schedules,
                     each.lost_in,
                     each.most_lost,
+                    each.stale_in,
                     "" if each.first_seed is None else each.first_seed,
                     each.unacknowledged,
                     "yes" if each.holds else f"NO {each.broken[0] if each.broken else ''}",
@@ -254,7 +255,7 @@ def _known(kind: str, names: tuple[str, ...], known: tuple[str, ...]) -> tuple[s
 
 
 def _show(outcomes: list[Outcome]) -> None:
-    numbers = "acked# lost# doubled# reordered# p50_ms# p99_ms# gap_ms# messages#"
+    numbers = "acked# lost# doubled# reordered# stale# p50_ms# p99_ms# gap_ms# messages#"
     print_table(
         ("protocol", *numbers.split(), "decisions"),
         (
@@ -264,6 +265,7 @@ def _show(outcomes: list[Outcome]) -> None:
                 each.lost,
                 each.doubled,
                 each.reordered,
+                each.stale,
                 each.p50_ms,
                 each.p99_ms,
                 each.longest_gap_ms,

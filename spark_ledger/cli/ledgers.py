@@ -296,8 +296,14 @@ hex_option = click.option("--hex", "as_hex", is_flag=True, help="Print entry id 
 
 @group.command()
 @ledger_argument
-@click.option("--first", default=0, type=click.IntRange(min=0), help="First entry (0).")
-@click.option("--last", type=click.IntRange(min=0), help="Last entry, included (the last one).")
+@click.option(
+    "--first", default=0, type=click.IntRange(min=0), help="The first entry, counted from 0."
+)
+@click.option(
+    "--last",
+    type=click.IntRange(min=0),
+    help="The last entry; by default the ledger's.",
+)
 @hex_option
 @password_option
 @common_options
@@ -319,7 +325,9 @@ def read(
 
 @group.command()
 @ledger_argument
-@click.option("--start", default=0, type=click.IntRange(min=0), help="First entry (0).")
+@click.option(
+    "--start", default=0, type=click.IntRange(min=0), help="The first entry, counted from 0."
+)
 @click.option("--idle-timeout", type=float, help="Stop after this many seconds without an entry.")
 @hex_option
 @password_option

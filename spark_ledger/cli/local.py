@@ -77,7 +77,7 @@ def up(
     lost_bookie_delay: float,
     directory: Path,
 ) -> None:
-    """Start a cluster that keeps running, on the data of the last time if there are any."""
+    """Start a cluster that keeps running. It goes on with the data of the last one, if any."""
     from spark_ledger import local
 
     with progress("starting ZooKeeper and bookies", None):

@@ -61,13 +61,16 @@ def limit_options(prefix: str = "") -> list[click.Option]:
     """The options that say what is kept."""
     return [
         click.Option(
-            [f"--{prefix}age", "age_s"], type=DURATION_S, metavar="TIME", help="Keep the last 7d."
+            [f"--{prefix}age", "age_s"],
+            type=DURATION_S,
+            metavar="TIME",
+            help="Keep rows so long: 7d.",
         ),
         click.Option(
             [f"--{prefix}bytes", "size_bytes"],
             type=size_of(1),
             metavar="SIZE",
-            help="Keep the last 2g of payload.",
+            help="Keep so much payload: 2g.",
         ),
         click.Option(
             [f"--{prefix}rows", "rows"],

@@ -83,7 +83,7 @@ def create(
     keys: tuple[str, ...],
     time_column: str | None,
 ) -> None:
-    """Create an empty stream. Readers can ask for one key, and for a part of the event time."""
+    """Create an empty stream. With --key or --time readers can ask for a key or a time."""
     columns = parse_columns(schema)
     with settings.connect_streams() as client:
         client.create_stream(

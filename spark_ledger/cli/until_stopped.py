@@ -6,6 +6,8 @@ import asyncio
 import signal
 from collections.abc import Awaitable
 
+from spark_ledger.tasks import cancel
+
 
 def stopped_by_signals() -> asyncio.Event:
     """An event that SIGTERM and SIGINT set. On the main thread's running loop."""
@@ -22,8 +24,6 @@ async def run_until_stopped(work: Awaitable[None], stop: asyncio.Event) -> None:
     """
     working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    working.cancel()
-    (outcome,) = await asyncio.gather(working, return_exceptions=True)
-    if isinstance(outcome, Exception):
-        raise outcome
+    await cancel(working, stopping)
+    if not working.cancelled():
+        working.result()

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 
 from spark_ledger.errors import LedgerClosedError, LedgerError, NotFoundError
 from spark_ledger.limits.client import LEFT_OPEN_DELAY_S, LEFT_OPEN_DELAY_S_MAX, LEFT_OPEN_MAX
+from spark_ledger.tasks import cancel
 from spark_ledger.types import LedgerId
 
 logger = logging.getLogger(__name__)
@@ -50,8 +51,7 @@ class LeftOpen:
         """The connection ends: what is still open is the keeper's (rule K3)."""
         self._is_closed = True
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await cancel(self._task)
 
     async def _close_all(self) -> None:
         delay_s = LEFT_OPEN_DELAY_S

@@ -17,6 +17,7 @@ from spark_ledger.limits.client import (
     TIMER_STEP_S,
 )
 from spark_ledger.protocol.events import AddAcknowledged, Command, Event, LastConfirmedTold, Tick
+from spark_ledger.tasks import cancel
 from spark_ledger.types import LedgerId
 
 T = TypeVar("T")
@@ -186,10 +187,7 @@ class MachineLoop:
         """No more ticks and events; tasks are cancelled and awaited."""
         self._stopped = True
         self._tick.cancel()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel(*self._tasks)
 
 
 def crash_error(ledger_id: LedgerId, error: BaseException) -> LedgerError:

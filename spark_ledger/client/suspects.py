@@ -21,6 +21,7 @@ from spark_ledger.limits.client import (
     BOOKIE_QUARANTINE_S,
     BOOKIE_SUSPECT_S,
 )
+from spark_ledger.tasks import cancel
 from spark_ledger.transport.base import Transport
 from spark_ledger.types import BookieId
 
@@ -116,16 +117,11 @@ class Suspects:
                 if answered:
                     yield bookie_id
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel(*tasks)
 
     async def close(self) -> None:
         """Ask nobody any more."""
-        probes = list(self._probes.values())
-        for probe in probes:
-            probe.cancel()
-        await asyncio.gather(*probes, return_exceptions=True)
+        await cancel(*self._probes.values())
 
     async def _probe(self, bookie_id: BookieId) -> bool:
         answered = True

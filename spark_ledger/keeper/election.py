@@ -20,6 +20,7 @@ from spark_ledger.keeper.nodes import ELECTED_PATH, EPOCH_PATH, Elected
 from spark_ledger.limits.keeper import ELECTION_RETRY_S
 from spark_ledger.metadata.base import Check, MetadataStore
 from spark_ledger.metadata.json_nodes import encode_node
+from spark_ledger.tasks import wait_at_most
 
 logger = logging.getLogger(__name__)
 
@@ -54,9 +55,7 @@ class Election:
             while not await self._try():
                 if not wait:
                     return False
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(ELECTION_RETRY_S):
-                        await changed.wait()
+                await wait_at_most(changed, ELECTION_RETRY_S)
                 changed.clear()
         finally:
             watch.cancel()

@@ -35,7 +35,6 @@ from spark_ledger.keeper.election import Election
 from spark_ledger.keeper.gone import GoneOwners
 from spark_ledger.keeper.nodes import STATE_PATH, Done, Found, KeeperState, read_state
 from spark_ledger.keeper.optimizing import StreamOptimizer
-from spark_ledger.keeper.passes import pause
 from spark_ledger.keeper.seen import Failed, Pass
 from spark_ledger.keeper.streams import StreamKeeper
 from spark_ledger.limits.keeper import (
@@ -58,6 +57,7 @@ from spark_ledger.metadata.owners import OWNERS_PATH, is_alive
 from spark_ledger.metadata.unsettled import OPEN_PATH, UNNAMED_PATH, Page, id_path, pages
 from spark_ledger.stream.ledgers import TAG_STREAM_ID, TAG_STREAM_NAME
 from spark_ledger.stream.nodes import StreamNodes
+from spark_ledger.tasks import wait_at_most
 from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
 
 logger = logging.getLogger(__name__)
@@ -172,7 +172,7 @@ class Keeper:
             except LedgerError as error:
                 self._last_error = str(error)
                 logger.warning("the pass is broken off, the next one goes on: %s", error)
-            await pause(stop, self._config.pass_s)
+            await wait_at_most(stop, self._config.pass_s)
 
     @property
     def is_elected(self) -> bool:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 
 from spark_ledger.errors import LedgerClosedError, LedgerError
+from spark_ledger.tasks import wait_at_most
 
 
 async def run_passes(
@@ -24,7 +24,7 @@ async def run_passes(
     """
     while not stop.is_set():
         if pauses_first:
-            await pause(stop, pause_s)
+            await wait_at_most(stop, pause_s)
             if stop.is_set():
                 return
         pauses_first = True
@@ -34,10 +34,3 @@ async def run_passes(
             return
         except LedgerError as error:
             on_error(error)
-
-
-async def pause(stop: asyncio.Event, seconds: float) -> None:
-    """Wait so long, or until ``stop`` is set."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await stop.wait()

@@ -87,6 +87,8 @@ _INSIGHTS: Final = (
 )
 _RAFT: Final = "In Search of an Understandable Consensus Algorithm (Ongaro, Ousterhout)"
 _KAFKA: Final = "Design: Replication (Apache Kafka's documentation)"
+_DISSERTATION: Final = "Consensus: Bridging Theory and Practice (Ongaro)"
+_DLEDGER: Final = "DLedgerEntryPusher (source of openmessaging/dledger)"
 _ROCKETMQ: Final = "Deployment: Master and Slave (Apache RocketMQ's documentation)"
 
 CLAIMS: Final = (
@@ -278,6 +280,80 @@ CLAIMS: Final = (
             Figure("rolling-restart", "raft", "lost", "=", 0),
             Figure("rolling-restart", "kafka", "longest_gap_ms", ">", 400),
             Figure("rolling-restart", _BK, "longest_gap_ms", "<", 20),
+        ),
+    ),
+    Claim(
+        "A group of DLedger elects a leader by itself; a synchronous master waits for a person. "
+        "Neither loses anything when it dies.",
+        f"{_DLEDGER}; {_ROCKETMQ}",
+        (
+            Figure("leader-dies", "dledger", "longest_gap_ms", "<", 2_000),
+            Figure("leader-dies", "rocketmq-sync", "longest_gap_ms", ">", 2_500),
+            Figure("leader-dies", "dledger", "lost", "=", 0),
+            Figure("leader-dies", "rocketmq-sync", "lost", "=", 0),
+        ),
+    ),
+    Claim(
+        "DLedger waits for the page caches of a majority: longer than a master that waits for "
+        "nobody, shorter than Raft, which waits for disks; a slow follower holds up nobody.",
+        _DLEDGER,
+        (
+            Figure("steady", "rocketmq", "p50_ms", "<", "dledger"),
+            Figure("steady", "dledger", "p50_ms", "<", "raft"),
+            Figure("slow-replica", "dledger", "p99_ms", "<", 10),
+        ),
+    ),
+    Claim(
+        "Page caches of a majority are no disks: DLedger without a flush loses acknowledged values "
+        "in a power cut, also if two of three servers lose power and the third one dies later.",
+        _DLEDGER,
+        (
+            Figure("power-cut", "dledger", "lost", ">", 0),
+            Figure("last-dies", "dledger", "lost", ">", 0),
+            Figure("power-cut", "dledger-flush", "lost", "=", 0),
+            Figure("last-dies", "dledger-flush", "lost", "=", 0),
+        ),
+    ),
+    Claim(
+        "Two of three servers away: a group of DLedger stops, as a synchronous master does; an "
+        "asynchronous master goes on alone.",
+        f"{_DLEDGER}; {_ROCKETMQ}",
+        (
+            Figure("two-die", "dledger", "longest_gap_ms", ">", 4_500),
+            Figure("two-die", "rocketmq-sync", "longest_gap_ms", ">", 4_500),
+            Figure("two-die", "rocketmq", "longest_gap_ms", "<", 100),
+        ),
+    ),
+    Claim(
+        "A follower that was cut off deposes a good leader, and so does one that cannot hear it; "
+        "with pre-vote neither does.",
+        _DISSERTATION,
+        (
+            Figure("follower-apart", "raft", "leader", "=", 2),
+            Figure("follower-apart", "raft", "longest_gap_ms", ">", 500),
+            Figure("follower-apart", "raft-pre-vote", "leader", "=", 1),
+            Figure("follower-apart", "raft-pre-vote", "longest_gap_ms", "<", 20),
+            Figure("one-way", "raft", "leader", "=", 2),
+            Figure("one-way", "raft-pre-vote", "leader", "=", 1),
+        ),
+    ),
+    Claim(
+        "A leader that answers reads alone shows old data when another one was elected behind its "
+        "back; one that asks a majority first does not.",
+        f"{_RAFT}; {_DISSERTATION}",
+        (
+            Figure("partition", "raft-read-local", "stale", ">", 0),
+            Figure("partition", "raft-read-index", "stale", "=", 0),
+            Figure("leader-dies", "raft-read-index", "stale", "=", 0),
+        ),
+    ),
+    Claim(
+        "A follower that does not hear the leader holds up `acks=all` until it leaves the in-sync "
+        "set; a ledger's bookies need not hear each other.",
+        f"{_KAFKA}; {_BOOKKEEPER}",
+        (
+            Figure("one-way", "kafka", "longest_gap_ms", ">", 900),
+            Figure("one-way", _BK, "longest_gap_ms", "<", 20),
         ),
     ),
 )

@@ -17,8 +17,10 @@ class Explored(NamedTuple):
     lost_in: int
     """In how many schedules something that was acknowledged is gone."""
     most_lost: int
+    stale_in: int
+    """In how many schedules a read lacked what was acknowledged before it began."""
     first_seed: int | None
-    """The first of them: ``ledger lab explain drawn`` tells it."""
+    """The first of all these: ``ledger lab explain drawn`` tells it."""
     unacknowledged: int
     """Values that were never acknowledged, though all faults ended long before the end."""
     broken: tuple[tuple[int, str], ...]
@@ -32,7 +34,7 @@ class Explored(NamedTuple):
 
 def explore(protocol: str, seeds: Iterable[int], advance: Callable[[], None]) -> Explored:
     """Run a protocol once with the faults of each seed; ``advance`` is called after each run."""
-    count, lost_in, most_lost, unacknowledged = 0, 0, 0, 0
+    count, lost_in, most_lost, stale_in, unacknowledged = 0, 0, 0, 0, 0
     first_seed: int | None = None
     broken: list[tuple[int, str]] = []
     for seed in seeds:
@@ -43,8 +45,10 @@ def explore(protocol: str, seeds: Iterable[int], advance: Callable[[], None]) ->
             broken.append((seed, str(error)))
         else:
             unacknowledged += outcome.sent - outcome.acknowledged
-            if outcome.lost:
-                lost_in, most_lost = lost_in + 1, max(most_lost, outcome.lost)
-                first_seed = seed if first_seed is None else first_seed
+            lost_in, most_lost = lost_in + (outcome.lost > 0), max(most_lost, outcome.lost)
+            stale_in += outcome.stale > 0
+            if (outcome.lost or outcome.stale) and first_seed is None:
+                first_seed = seed
         advance()
-    return Explored(protocol, count, lost_in, most_lost, first_seed, unacknowledged, tuple(broken))
+    found = lost_in, most_lost, stale_in, first_seed, unacknowledged
+    return Explored(protocol, count, *found, tuple(broken))

@@ -92,6 +92,14 @@ class Acknowledge(NamedTuple):
     value: int
 
 
+class Saw(NamedTuple):
+    """A read that began at ``since`` saw the first ``values`` values of the log; only clients do
+    this."""
+
+    since: float
+    values: int
+
+
 class Note(NamedTuple):
     """Something that whoever looks at the run wants to know: an election, a truncation."""
 
@@ -99,7 +107,7 @@ class Note(NamedTuple):
     times: int = 1
 
 
-Effect = Send | Sync | Acknowledge | Note
+Effect = Send | Sync | Acknowledge | Saw | Note
 
 
 class Machine(Protocol):
@@ -132,6 +140,40 @@ class Refused(NamedTuple):
 
     value: int
     leader: str
+
+
+class Ask(NamedTuple):
+    """How far does the log go?"""
+
+    number: int
+
+
+class Shown(NamedTuple):
+    """The answer: so many values were committed when it was asked, or later."""
+
+    number: int
+    values: int
+
+
+class Reader:
+    """A client that asks every server again and again; who does not lead does not answer."""
+
+    def __init__(self, servers: tuple[str, ...], *, every_s: float) -> None:
+        self._servers, self._every_s = servers, every_s
+        self._asked: list[float] = []
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        match event:
+            case Received(_, Shown(number, values)):
+                return [Saw(self._asked[number], values)]
+            case Tick() if not self._asked or now - self._asked[-1] >= self._every_s:
+                self._asked.append(now)
+                return [Send(server, Ask(len(self._asked) - 1)) for server in self._servers]
+            case _:
+                return []
+
+    def knows(self) -> str:
+        return f"asked {len(self._asked)} times"
 
 
 class Producer:

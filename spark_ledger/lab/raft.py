@@ -1,8 +1,9 @@
-"""Raft: elections, log matching, and the commit rule, after Ongaro and Ousterhout's paper.
+"""Raft: log matching, the commit rule and reads, after Ongaro and Ousterhout's paper.
 
-"In Search of an Understandable Consensus Algorithm": section 5.2 elections, 5.3 replication, 5.4
-safety. Left out: changes of membership, snapshots, pre-vote. What is counted is on disk: a server
-answers for what it has synced.
+"In Search of an Understandable Consensus Algorithm": section 5.3 replication, 5.4 safety, and 8
+reads by read index (6.4 of Ongaro's dissertation). Elections are in ``elections.py``. Left out:
+changes of membership, snapshots. What is counted is on disk: a server answers for what it has
+synced.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import random
 from typing import Final, NamedTuple
 
+from spark_ledger.lab.elections import HEARTBEAT_S, Voter
 from spark_ledger.lab.machines import (
     NO_VALUE,
+    Ask,
     Effect,
     Entry,
     Event,
@@ -21,42 +24,35 @@ from spark_ledger.lab.machines import (
     Received,
     Refused,
     Send,
+    Shown,
     Store,
     Sync,
     Synced,
     Tick,
 )
 
-ELECTION_S: Final = (0.5, 1.0)
-"""A follower that hears no leader for a time drawn from this stands for election."""
-
-HEARTBEAT_S: Final = 0.1
 BATCH_MAX: Final = 200
 
 
-class RequestVote(NamedTuple):
-    """A candidate asks for a vote, and says how far its log goes (5.4.1)."""
+class RaftOptions(NamedTuple):
+    """What the paper leaves to whoever builds it."""
 
-    term: int
-    last_index: int
-    last_term: int
-
-
-class Vote(NamedTuple):
-    """The answer."""
-
-    term: int
-    granted: bool
+    pre_vote: bool = False
+    reads: str = ""
+    """Who reads: nobody; ``index``: whom the leader answers after a majority said that it still
+    leads; ``local``: whom a leader answers at once, as it takes itself for one."""
 
 
 class AppendEntries(NamedTuple):
-    """A leader's entries behind ``previous_index``; without entries a heartbeat (5.3)."""
+    """A leader's entries behind ``previous_index``; without entries a heartbeat (5.3). ``read``
+    grows with each read."""
 
     term: int
     previous_index: int
     previous_term: int
     entries: tuple[Entry, ...]
     commit: int
+    read: int = 0
 
 
 class AppendReply(NamedTuple):
@@ -66,20 +62,32 @@ class AppendReply(NamedTuple):
     term: int
     ok: bool
     match: int
+    read: int = 0
 
 
-class RaftNode:
+class _Reading(NamedTuple):
+    """A read that waits until a majority has answered a message that was sent after it began."""
+
+    source: str
+    number: int
+    at: int
+    read: int
+
+
+class RaftNode(Voter):
     """One server. Indexes count from 1, as in the paper: ``commit`` entries are committed."""
 
     def __init__(
-        self, name: str, peers: tuple[str, ...], store: Store, draw: random.Random, now: float
+        self,
+        name: str,
+        peers: tuple[str, ...],
+        store: Store,
+        draw: random.Random,
+        now: float,
+        options: RaftOptions = RaftOptions(),  # noqa: B008 - a value that nobody changes
     ) -> None:
-        self.name, self.peers, self.store = name, peers, store
-        self._draw = draw
-        self.role = "follower"
-        self.leader = ""
-        self.commit = 0
-        self._votes: set[str] = set()
+        super().__init__(name, peers, store, draw, now, pre_vote=options.pre_vote)
+        self._options = options
         self._matched = 0
         self._next: dict[str, int] = {}
         self._match: dict[str, int] = {}
@@ -87,58 +95,35 @@ class RaftNode:
         self._heard: set[str] = set()
         """Who answered since the last heartbeat."""
         self._heartbeat_at = 0.0
-        self._deadline = now + draw.uniform(*ELECTION_S)
-        if not now and name < min(peers):
-            self._deadline = 0.0  # of a new group the first server stands first
-
-    @property
-    def term(self) -> int:
-        return self.store.meta.get("term", 0)
-
-    def knows(self) -> str:
-        return f"{self.role} in term {self.term}, leader {self.leader or '?'}, commit {self.commit}"
+        self._last_read = 0
+        """Of a leader: the number of its last read; of a follower: the last that it heard of."""
+        self._reads_heard: dict[str, int] = {}
+        self._reading: list[_Reading] = []
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         match event:
             case Tick():
                 return self._on_tick(now)
-            case Synced(length):
-                return self._on_synced(length)
+            case Synced():
+                return self._on_synced()
             case Received(source, Produce(value)):
                 return self._on_produce(source, value)
+            case Received(source, Ask(number)):
+                return self._on_ask(source, number)
             case Received(source, message):
-                term = getattr(message, "term", 0)
-                if term > self.term:
-                    self._follow(term, now)
-                return self._on_message(source, message, now)
+                self._see_term(message, now)
+                match message:
+                    case AppendEntries():
+                        return self._on_append(source, message, now)
+                    case AppendReply():
+                        return self._on_reply(source, message)
+                    case _:
+                        return self._on_vote(source, message, now)
             case _:
                 return []
 
-    def _on_message(self, source: str, message: object, now: float) -> list[Effect]:
-        match message:
-            case RequestVote():
-                return self._on_request_vote(source, message, now)
-            case Vote(term, granted):
-                if self.role == "candidate" and term == self.term and granted:
-                    self._votes.add(source)
-                    return self._lead_if_elected(now)
-                return []
-            case AppendEntries():
-                return self._on_append(source, message, now)
-            case AppendReply():
-                return self._on_reply(source, message)
-            case _:
-                return []
-
-    # -- elections (5.2) ---------------------------------------------------------------------------
-
-    def _follow(self, term: int, now: float) -> None:
-        if term > self.term:
-            self.store.meta.update(term=term)
-            self.store.meta.pop("vote", None)
-            self.leader = ""
-        self.role, self._matched, self._waiting = "follower", 0, {}
-        self._deadline = now + self._draw.uniform(*ELECTION_S)
+    def _leave_office(self) -> None:
+        self._matched, self._waiting, self._reading, self._last_read = 0, {}, [], 0
 
     def _on_tick(self, now: float) -> list[Effect]:
         if self.role == "leader":
@@ -149,35 +134,16 @@ class RaftNode:
                 self._next[peer] = self._match[peer]  # what got lost is sent again
             self._heard.clear()
             return self._replicate(self.peers)
-        if now < self._deadline:
-            return []
-        self._follow(self.term + 1, now)
-        self.role, self._votes, self.leader = "candidate", {self.name}, ""
-        self.store.meta["vote"] = _number(self.name)
-        request = RequestVote(self.term, len(self.store.log), self._last_term())
-        elected = self._lead_if_elected(now)
-        return [Note("election"), *(Send(peer, request) for peer in self.peers), *elected]
+        return self._stand(now) if now >= self._deadline else []
 
-    def _on_request_vote(self, source: str, request: RequestVote, now: float) -> list[Effect]:
-        mine = (self._last_term(), len(self.store.log))
-        free = self.store.meta.get("vote") in (None, _number(source))
-        is_complete = (request.last_term, request.last_index) >= mine  # the election restriction
-        granted = request.term == self.term and free and is_complete
-        if granted:
-            self.store.meta["vote"] = _number(source)
-            self._deadline = now + self._draw.uniform(*ELECTION_S)
-        return [Send(source, Vote(self.term, granted))]
-
-    def _lead_if_elected(self, now: float) -> list[Effect]:
-        if self.role != "candidate" or not self._is_majority(len(self._votes)):
-            return []
-        self.role, self.leader = "leader", self.name
+    def _take_office(self, now: float) -> list[Effect]:
         self._next = dict.fromkeys(self.peers, len(self.store.log))
         self._match = dict.fromkeys(self.peers, 0)
+        self._reads_heard = dict.fromkeys(self.peers, 0)
         self._heartbeat_at = now + HEARTBEAT_S
         # An entry of its own term: older ones are committed with it, never by being counted.
         self.store.log.append(Entry(self.term, NO_VALUE))
-        return [Note("leader"), Sync(), *self._replicate(self.peers)]
+        return [Sync(), *self._replicate(self.peers)]
 
     # -- replication (5.3) -------------------------------------------------------------------------
 
@@ -195,21 +161,21 @@ class RaftNode:
             entries = tuple(self.store.log[start : start + BATCH_MAX])
             previous_term = self.store.log[start - 1].epoch if start else 0
             self._next[peer] = start + len(entries)
-            message = AppendEntries(self.term, start, previous_term, entries, self.commit)
+            message = AppendEntries(
+                self.term, start, previous_term, entries, self.commit, self._last_read
+            )
             effects.append(Send(peer, message))
         return effects
 
     def _on_append(self, source: str, message: AppendEntries, now: float) -> list[Effect]:
         if message.term < self.term:
             return [Send(source, AppendReply(self.term, False, 0))]
-        assert self.role != "leader", "Two leaders of one term (election safety)."
-        if self.role == "candidate" or self.leader != source:
-            self._follow(message.term, now)
-            self.leader = source
-        self._deadline = now + self._draw.uniform(*ELECTION_S)
+        self._hear(source, now)
+        self._last_read = max(self._last_read, message.read)
         log, at = self.store.log, message.previous_index
         if at > len(log) or (at and log[at - 1].epoch != message.previous_term):
-            return [Send(source, AppendReply(self.term, False, min(self.commit, at)))]
+            retry = min(self.commit, at)
+            return [Send(source, AppendReply(self.term, False, retry, self._last_read))]
         effects: list[Effect] = []
         for place, entry in enumerate(message.entries, at):
             if place < len(log) and log[place].epoch != entry.epoch:
@@ -225,20 +191,22 @@ class RaftNode:
 
     def _reply(self) -> Send:
         match = min(self._matched, self.store.synced)
-        return Send(self.leader, AppendReply(self.term, True, match))
+        return Send(self.leader, AppendReply(self.term, True, match, self._last_read))
 
     def _on_reply(self, source: str, reply: AppendReply) -> list[Effect]:
         if self.role != "leader" or reply.term != self.term:
             return []
         self._heard.add(source)
+        self._reads_heard[source] = max(self._reads_heard[source], reply.read)
+        read = self._read_if_confirmed()
         if not reply.ok:
             self._next[source] = reply.match
-            return self._replicate((source,))
+            return [*read, *self._replicate((source,))]
         self._match[source] = max(self._match[source], reply.match)
         more = self._next[source] == reply.match < len(self.store.log)
-        return [*self._advance(), *(self._replicate((source,)) if more else [])]
+        return [*self._advance(), *read, *(self._replicate((source,)) if more else [])]
 
-    def _on_synced(self, length: int) -> list[Effect]:
+    def _on_synced(self) -> list[Effect]:
         if self.role == "leader":
             return self._advance()
         return [self._reply()] if self.leader and self._matched else []
@@ -259,12 +227,34 @@ class RaftNode:
         self.commit = index
         return effects
 
-    def _last_term(self) -> int:
-        return self.store.log[-1].epoch if self.store.log else 0
+    # -- reads (8) ---------------------------------------------------------------------------------
 
-    def _is_majority(self, count: int) -> bool:
-        return 2 * count > len(self.peers) + 1
+    def _on_ask(self, source: str, number: int) -> list[Effect]:
+        """Whoever asks a server that does not lead asks again, and elsewhere."""
+        if self.role != "leader":
+            return []
+        if self._options.reads == "local":
+            return [self._show(source, number, self.commit)]
+        # Until an entry of its own term is committed, a leader does not know what is.
+        if not self.commit or self.store.log[self.commit - 1].epoch != self.term:
+            return []
+        self._last_read += 1
+        self._reading.append(_Reading(source, number, self.commit, self._last_read))
+        return self._replicate(self.peers)
 
+    def _read_if_confirmed(self) -> list[Effect]:
+        """A majority that answered after a read began says that nobody led since: nothing was
+        committed elsewhere when it began."""
+        effects: list[Effect] = []
+        while self._reading:
+            first = self._reading[0]
+            confirmed = 1 + sum(each >= first.read for each in self._reads_heard.values())
+            if not self._is_majority(confirmed):
+                break
+            effects.append(self._show(first.source, first.number, first.at))
+            del self._reading[0]
+        return effects
 
-def _number(name: str) -> int:
-    return int(name.lstrip("abcdefghijklmnopqrstuvwxyz-"))
+    def _show(self, source: str, number: int, index: int) -> Send:
+        values = sum(entry.value != NO_VALUE for entry in self.store.log[:index])
+        return Send(source, Shown(number, values))

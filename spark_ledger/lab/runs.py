@@ -9,9 +9,11 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from spark_ledger.lab.bookkeeper import METADATA, Add, Bookie, LedgerProducer, Metadata
+from spark_ledger.lab.dledger import DLedgerNode
+from spark_ledger.lab.elections import Voter
 from spark_ledger.lab.kafka import CONTROLLER, Broker, Controller, KafkaOptions
-from spark_ledger.lab.machines import NO_VALUE, Entry, Producer, Store
-from spark_ledger.lab.raft import RaftNode
+from spark_ledger.lab.machines import NO_VALUE, Entry, Producer, Reader, Store
+from spark_ledger.lab.raft import RaftNode, RaftOptions
 from spark_ledger.lab.rocketmq import OPERATOR, Operator, RocketBroker, RocketOptions
 from spark_ledger.lab.scenarios import EVERY_S, FROM_S, LOAD_S, UNTIL_S, Scenario
 from spark_ledger.lab.world import CLIENT, World
@@ -21,6 +23,8 @@ from spark_ledger.types import EntryId, LedgerMetadata, Quorums
 
 CLIENT_TIMEOUT_S: Final = 1.0
 CLIENT_RETRY_S: Final = 0.05
+READER: Final = "reader"
+READ_EVERY_S: Final = 0.1
 
 
 class Outcome(NamedTuple):
@@ -45,6 +49,10 @@ class Outcome(NamedTuple):
     truncated: int
     second_holds: int
     """Entries on the second server's disk at the end."""
+    reads: int
+    """Answers to reads, in those protocols that have a reader."""
+    stale: int
+    """Of these, those that lacked what was acknowledged before the read began."""
     decisions: dict[str, int]
     """Elections, ensemble changes, and the like."""
 
@@ -62,38 +70,84 @@ class History:
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
+        self._compared: dict[Voter, int] = {}
 
-    def note(self, log: list[Entry], committed: int) -> None:
-        """A server takes so many entries of its log for committed."""
-        known = self.entries
-        # What lies far back was compared before; a machine asserts that it never truncates it.
-        for place in range(max(0, min(committed, len(known)) - 50), committed):
+    def note(self, node: Voter) -> None:
+        """A server takes some entries of its log for committed. What it took so before was
+        compared then; it asserts that it never truncates that."""
+        known, log, committed = self.entries, node.store.log, node.commit
+        before = self._compared.get(node, max(0, min(committed, len(known)) - 50))
+        if committed == before:
+            return
+        self._compared[node] = committed
+        for place in range(before, committed):
             if place < len(known):
                 assert log[place] == known[place], f"Entry {place + 1} is committed twice."
             else:
                 known.append(log[place])
 
 
-def set_up_raft(world: World, *, servers: int = 3) -> System:
-    """Some servers."""
+MakeVoter = Callable[[str, tuple[str, ...], random.Random, Store, float], RaftNode | DLedgerNode]
+
+
+def set_up_raft(world: World, *, servers: int = 3, options: RaftOptions | None = None) -> System:
+    """Some servers, and a reader if the options name one."""
+    chosen = options or RaftOptions()
     names = tuple(f"n{i}" for i in range(servers))
-    draws = {name: world.random_for(name) for name in names}
+    system = _set_up_voters(world, names, partial(_raft_node, chosen), keeps=True)
+    if chosen.reads:
+        reader = Reader(names, every_s=READ_EVERY_S)
+        world.add(READER, lambda _store, _now: reader)
+    return system
+
+
+def _raft_node(
+    options: RaftOptions,
+    name: str,
+    peers: tuple[str, ...],
+    draw: random.Random,
+    store: Store,
+    now: float,
+) -> RaftNode | DLedgerNode:
+    return RaftNode(name, peers, store, draw, now, options)
+
+
+def set_up_dledger(world: World, *, flush_each: bool = False) -> System:
+    """Three servers of a DLedger group."""
+    names = ("n0", "n1", "n2")
+    return _set_up_voters(world, names, partial(_dledger_node, flush_each), keeps=flush_each)
+
+
+def _dledger_node(
+    flush_each: bool,
+    name: str,
+    peers: tuple[str, ...],
+    draw: random.Random,
+    store: Store,
+    now: float,
+) -> RaftNode | DLedgerNode:
+    return DLedgerNode(name, peers, store, draw, now, flush_each=flush_each)
+
+
+def _set_up_voters(world: World, names: tuple[str, ...], make: MakeVoter, *, keeps: bool) -> System:
+    """Servers that elect a leader. ``keeps``: what is committed is on disks, and stays."""
     for name in names:
         peers = tuple(each for each in names if each != name)
-        world.add(name, partial(_raft_node, name, peers, draws[name]))
+        world.add(name, partial(make, name, peers, world.random_for(name)))
     history, leaders = History(), dict[int, str]()
 
-    def nodes() -> list[RaftNode]:
+    def nodes() -> list[Voter]:
         hosts = [world.hosts[name] for name in names]
         machines = [host.machine for host in hosts if host.process.alive]
-        return [node for node in machines if isinstance(node, RaftNode)]
+        return [node for node in machines if isinstance(node, Voter)]
 
     def check() -> None:
         for node in nodes():
             if node.role == "leader":
                 other = leaders.setdefault(node.term, node.name)
                 assert other == node.name, f"Term {node.term} has two leaders (election safety)."
-            history.note(node.store.log, node.commit)
+            if keeps:
+                history.note(node)
 
     def final() -> list[int]:
         node = max(nodes(), key=lambda node: node.commit)
@@ -101,12 +155,6 @@ def set_up_raft(world: World, *, servers: int = 3) -> System:
 
     _produce(world, names)
     return System(names, final, check)
-
-
-def _raft_node(
-    name: str, peers: tuple[str, ...], draw: random.Random, store: Store, now: float
-) -> RaftNode:
-    return RaftNode(name, peers, store, draw, now)
 
 
 def set_up_kafka(options: KafkaOptions, world: World, *, servers: int = 3) -> System:
@@ -214,6 +262,9 @@ PROTOCOLS: Final[dict[str, Callable[[World], System]]] = {
     "bookkeeper-striped-5-3-2": partial(set_up_bookkeeper, Quorums(5, 3, 2)),
     "raft": set_up_raft,
     "raft-2": partial(set_up_raft, servers=2),
+    "raft-pre-vote": partial(set_up_raft, options=RaftOptions(pre_vote=True)),
+    "raft-read-index": partial(set_up_raft, options=RaftOptions(reads="index")),
+    "raft-read-local": partial(set_up_raft, options=RaftOptions(reads="local")),
     "kafka": partial(set_up_kafka, KafkaOptions()),
     "kafka-2": partial(set_up_kafka, KafkaOptions(), servers=2),
     "kafka-acks-1": partial(set_up_kafka, KafkaOptions(acks_all=False)),
@@ -229,6 +280,8 @@ PROTOCOLS: Final[dict[str, Callable[[World], System]]] = {
     "rocketmq-sync-flush": partial(
         set_up_rocketmq, RocketOptions(sync_replication=True, sync_flush=True)
     ),
+    "dledger": set_up_dledger,
+    "dledger-flush": partial(set_up_dledger, flush_each=True),
 }
 """Every protocol with its settings, by the name that the command takes."""
 
@@ -240,12 +293,19 @@ LOSE_NOTHING: Final = frozenset(
         "bookkeeper-striped-5-3-2",
         "raft",
         "raft-2",
+        "raft-pre-vote",
+        "raft-read-index",
+        "raft-read-local",
         "kafka-flush",
         "rocketmq-sync-flush",
+        "dledger-flush",
     }
 )
 """Those that promise to keep what they acknowledged, whichever server dies, and if all lose power:
 they sync on enough servers first. The others are known to lose something then."""
+
+READ_WHAT_IS_THERE: Final = frozenset({"raft-read-index"})
+"""Those whose reads see all that was acknowledged before they began."""
 
 
 def run(
@@ -263,7 +323,10 @@ def run(
     world.check = system.check
     scenario.begin(world, system.servers)
     world.run(from_s=FROM_S, load_s=LOAD_S, every_s=EVERY_S, until_s=UNTIL_S)
-    return judge(world, scenario.name, protocol, system.final_log()), world
+    outcome = judge(world, scenario.name, protocol, system.final_log())
+    if protocol in READ_WHAT_IS_THERE:
+        assert not outcome.stale, "A read lacks what was acknowledged before it began."
+    return outcome, world
 
 
 def judge(world: World, scenario: str, protocol: str, log: list[int]) -> Outcome:
@@ -279,6 +342,7 @@ def judge(world: World, scenario: str, protocol: str, log: list[int]) -> Outcome
         furthest = max(furthest, places[value])
     waits = sorted(at - world.sent[value] for value, at in world.acknowledged.items())
     times = sorted(at for at in world.acknowledged.values() if at <= LOAD_S)
+    stale = _stale(world, places)
     edges = [FROM_S, *times, LOAD_S]
     notes = dict(world.notes)
     return Outcome(
@@ -296,9 +360,23 @@ def judge(world: World, scenario: str, protocol: str, log: list[int]) -> Outcome
         longest_gap_ms=_ms(max(b - a for a, b in pairwise(edges))),
         messages_per_entry=round(world.messages / max(1, len(waits)), 1),
         truncated=notes.pop("truncated", 0),
+        reads=len(world.seen),
+        stale=stale,
         second_holds=len(world.hosts["n1"].store.log),
         decisions={kind: count for kind, count in notes.items() if count},
     )
+
+
+def _stale(world: World, places: dict[int, int]) -> int:
+    """How many reads lack something that was acknowledged before they began."""
+    known = sorted((at, places[v]) for v, at in world.acknowledged.items() if v in places)
+    stale, furthest, place = 0, -1, 0
+    for since, values in sorted(world.seen):
+        while place < len(known) and known[place][0] < since:
+            furthest = max(furthest, known[place][1])
+            place += 1
+        stale += values <= furthest
+    return stale
 
 
 def _ms(seconds: float) -> float:

@@ -56,6 +56,16 @@ def _partition(world: World, servers: tuple[str, ...]) -> None:
         _apart(world, servers[0], other, 3.0, 8.0)
 
 
+def _follower_apart(world: World, servers: tuple[str, ...]) -> None:
+    for other in servers:
+        if other != servers[1]:
+            _apart(world, servers[1], other, 3.0, 8.0)
+
+
+def _one_way(world: World, servers: tuple[str, ...]) -> None:
+    _apart(world, servers[0], servers[1], 3.0, 8.0, one_way=True)
+
+
 def _rolling(world: World, servers: tuple[str, ...]) -> None:
     for place, server in enumerate(servers):
         _down(world, server, 3.0 + place * 1.5, 3.5 + place * 1.5, power=False)
@@ -153,6 +163,17 @@ SCENARIOS: Final = {
             "from 3 s to 8 s the first server and the other servers do not hear each other; "
             "clients, controller and operator hear all",
             _partition,
+        ),
+        Scenario(
+            "follower-apart",
+            "from 3 s to 8 s the second server and the other servers do not hear each other; "
+            "clients, controller and operator hear all",
+            _follower_apart,
+        ),
+        Scenario(
+            "one-way",
+            "from 3 s to 8 s the second server does not hear the first one, which hears it",
+            _one_way,
         ),
         Scenario("rolling-restart", "one server after the other is away for 0.5 s", _rolling),
         Scenario(

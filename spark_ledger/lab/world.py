@@ -15,6 +15,7 @@ from spark_ledger.lab.machines import (
     Machine,
     Note,
     Received,
+    Saw,
     Send,
     Store,
     Sync,
@@ -31,6 +32,7 @@ SYNC_S: Final = 0.002
 """What one sync of a disk takes. What is written meanwhile goes with the next one."""
 TICK_S: Final = 0.01
 _CALLBACKS_MAX: Final = 20_000_000
+_TICK: Final = Tick()
 
 
 class Links(NamedTuple):
@@ -74,6 +76,8 @@ class World:
         self.hosts: dict[str, Host] = {}
         self.acknowledged: dict[int, float] = {}
         self.sent: dict[int, float] = {}
+        self.seen: list[Saw] = []
+        """What reads saw."""
         self.lost: frozenset[int] = frozenset()
         """What was acknowledged and is not in the log: known when the run is over."""
         self.notes: Counter[str] = Counter()
@@ -118,7 +122,6 @@ class World:
         host.process = Process(f"{host.name}#{host.starts}")
         host.is_syncing = host.wants_sync = False
         host.machine = host.make(host.store, self.loop.now)
-        self.loop.later(0.0, host.process, self._tick, host)
 
     def kill(self, name: str, *, power: bool) -> None:
         """End a process; with ``power`` its machine too, and with it what was not synced."""
@@ -142,9 +145,13 @@ class World:
 
     # -- events and effects ------------------------------------------------------------------------
 
-    def _tick(self, host: Host) -> None:
-        self.give(host, Tick())
-        self.loop.later(TICK_S, host.process, self._tick, host)
+    def _tick(self) -> None:
+        """Time passes for all hosts at once: a callback for each would be most of a run."""
+        for host in tuple(self.hosts.values()):
+            if host.process.alive:
+                self.give(host, _TICK)
+        self.check()
+        self.loop.later(TICK_S, None, self._tick)
 
     def give(self, host: Host, event: Event) -> None:
         """Let a machine take in an event, and perform what follows."""
@@ -159,6 +166,8 @@ class World:
                 self._sync(host)
             case Acknowledge(value):
                 self.acknowledged.setdefault(value, self.loop.now)
+            case Saw():
+                self.seen.append(effect)
             case Note(kind, count):
                 self.notes[kind] += count
                 if count:
@@ -199,7 +208,7 @@ class World:
     def run(self, *, from_s: float, load_s: float, every_s: float, until_s: float) -> None:
         """Add values at an even rate from ``from_s`` up to ``load_s``; go on to ``until_s``."""
         self.loop.at(from_s, None, self._load, 0, load_s, every_s)
-        self._watch()
+        self._tick()
         self.loop.run(lambda: self.error is not None, until_s=until_s, callbacks_max=_CALLBACKS_MAX)
         if self.error is not None:
             raise self.error
@@ -209,10 +218,6 @@ class World:
         self.give(self.hosts[CLIENT], Load(value))
         if self.loop.now + every_s < load_s:
             self.loop.later(every_s, None, self._load, value + 1, load_s, every_s)
-
-    def _watch(self) -> None:
-        self.check()
-        self.loop.later(TICK_S, None, self._watch)
 
     def _on_error(self, error: BaseException | None, text: str) -> None:
         self.error = self.error or error or AssertionError(text)

@@ -35,6 +35,7 @@ from spark_ledger.limits.metadata import (
 from spark_ledger.metadata.base import MetadataStore, Watch
 from spark_ledger.metadata.cluster import read_cluster_node
 from spark_ledger.metadata.codec import decode_bookie, encode_bookie
+from spark_ledger.tasks import cancel, wait_at_most
 from spark_ledger.types import BookieId, BookieInfo, BookieState, PlacementPolicy, Versioned
 
 BookieIds = list[BookieId]
@@ -138,9 +139,7 @@ class BookieRegistry:
                     bookie_id,
                     left,
                 )
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(min(left, REGISTRATION_POLL_S)):
-                        await changed.wait()
+                await wait_at_most(changed, min(left, REGISTRATION_POLL_S))
                 changed.clear()
         finally:
             watch.cancel()
@@ -173,8 +172,7 @@ class BookieRegistry:
             watch.cancel()
         self._watches = []
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await cancel(self._task)
             self._task = None
         async with self._lock:
             info, self._info = self._info, None

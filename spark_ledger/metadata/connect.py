@@ -1,6 +1,9 @@
-"""open_store: from a metadata URI to a connected store."""
+"""From a metadata URI to a connected store."""
 
 from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from spark_ledger.limits.metadata import METADATA_TIMEOUT_S, SESSION_TIMEOUT_S
 from spark_ledger.metadata.base import SizedStore
@@ -31,3 +34,13 @@ async def open_store(
         connect_timeout_s=connect_timeout_s,
         operation_timeout_s=operation_timeout_s,
     )
+
+
+@asynccontextmanager
+async def connected_store(uri: str) -> AsyncIterator[SizedStore]:
+    """The store that ``uri`` names, for a while. Raises as ``open_store``."""
+    store = await open_store(uri)
+    try:
+        yield store
+    finally:
+        await store.close()

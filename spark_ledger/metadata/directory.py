@@ -22,6 +22,7 @@ from spark_ledger.limits.metadata import (
 )
 from spark_ledger.metadata.base import Watch
 from spark_ledger.metadata.bookies import BookieRegistry
+from spark_ledger.tasks import cancel
 from spark_ledger.types import DEFAULT_RACK, BookieId, BookieInfo, BookieState, PlacementPolicy
 
 logger = logging.getLogger(__name__)
@@ -99,8 +100,7 @@ class BookieDirectory:
         if self._watch is not None:
             self._watch.cancel()
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await cancel(self._task)
 
     def address(self, bookie_id: BookieId) -> str | None:
         """Where a bookie answers, or last did: one that is no longer registered may still serve,

@@ -30,6 +30,7 @@ from spark_ledger.limits.metadata import METADATA_ATTEMPTS, OWNER_RETRY_DELAY_S
 from spark_ledger.metadata.base import MetadataStore, Watch
 from spark_ledger.metadata.codec import OwnerNode
 from spark_ledger.metadata.json_nodes import decode_node, encode_node
+from spark_ledger.tasks import cancel
 
 OWNERS_PATH: Final = "owners"
 
@@ -80,8 +81,7 @@ class Owner:
         if self._watch is not None:
             self._watch.cancel()
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await cancel(self._task)
 
     async def _make(self) -> None:
         """Create the node. That of a session before this one stands in for it until it goes."""

@@ -109,6 +109,8 @@ class RepairDone(Node, frozen=True, kw_only=True):
     ledgers: Count = 0
     copied_entries: Count = 0
     copied_bytes: Count = 0
+    source_waited_ms: Count = 0
+    """How long copies waited in sum because of the rate of the bookie that they were read from."""
     bytes_per_s: Count = 0
     """Of the worker that counted last."""
     time_ms: Count = 0
@@ -150,6 +152,7 @@ async def count_done(store: MetadataStore, more: RepairDone, attempts: int = 5) 
             ledgers=known.ledgers + more.ledgers,
             copied_entries=known.copied_entries + more.copied_entries,
             copied_bytes=known.copied_bytes + more.copied_bytes,
+            source_waited_ms=known.source_waited_ms + more.source_waited_ms,
             bytes_per_s=more.bytes_per_s,
             time_ms=more.time_ms,
         )

@@ -7,6 +7,7 @@ moment, and each move is one of repair (rules R16 and R17).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
@@ -101,7 +102,8 @@ class Rebalance:
         try:
             return await self._run()
         finally:
-            await self._store.delete(REBALANCE_PATH)
+            with contextlib.suppress(LedgerError):  # it goes with the session
+                await self._store.delete(REBALANCE_PATH)
 
     async def _run(self) -> Rebalanced:
         balance = await self._look()

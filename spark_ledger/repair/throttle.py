@@ -41,10 +41,14 @@ class Throttles:
         self._total = Throttle(bytes_per_s, clock)
         self._source_rate = source_bytes_per_s
         self._sources: dict[BookieId, Throttle] = {}
+        self.source_waited_s = 0.0
+        """How long copies waited in sum because of one bookie's rate, beyond the worker's own."""
 
     async def take(self, source: BookieId, count: int) -> None:
         """Wait until ``count`` bytes that came from a bookie may go on."""
-        wait_s = max(self._total.reserve(count), self._of(source).reserve(count))
+        own_s, source_s = self._total.reserve(count), self._of(source).reserve(count)
+        self.source_waited_s += max(0.0, source_s - own_s)
+        wait_s = max(own_s, source_s)
         if wait_s > 0:
             await asyncio.sleep(wait_s)
 

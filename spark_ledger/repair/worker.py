@@ -179,6 +179,7 @@ class Worker:
         self._uncounted.clear()  # the same object: repairs under way go on counting in it
         now = self._clock()
         elapsed_s, self._counted_at = now - self._counted_at, now
+        waited_s, self._throttles.source_waited_s = self._throttles.source_waited_s, 0.0
         if more:
             await count_done(
                 self._store,
@@ -186,6 +187,7 @@ class Worker:
                     ledgers=more["ledgers"],
                     copied_entries=more["entries"],
                     copied_bytes=more["bytes"],
+                    source_waited_ms=round(1e3 * waited_s),
                     bytes_per_s=round(more["bytes"] / max(elapsed_s, 0.1)),
                     time_ms=time.time_ns() // 1_000_000,
                 ),

@@ -17,6 +17,7 @@ from spark_ledger.stream.concurrency import run_all
 from spark_ledger.stream.format.arrow_types import AsyncRows
 from spark_ledger.stream.model import Commit, Segment
 from spark_ledger.stream.stream import Stream
+from spark_ledger.tasks import cancel
 
 
 class AppendedStreams:
@@ -88,9 +89,7 @@ async def wait_for_any(after: Sequence[tuple[Stream, int]], timeout_s: float) ->
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for wait in waits:
-            wait.cancel()
-        await asyncio.gather(*waits, return_exceptions=True)  # the next question meets the error
+        await cancel(*waits)  # the next question meets the error
 
 
 async def commit_to(

@@ -74,13 +74,18 @@ class Crc32cDigest:
 
     def sums(self, frames: bytes, offsets: Sequence[int]) -> bytes:
         key, skipped = self._start, HEADER_BYTES + self.size
-        found = [
-            crc32c_extend(
-                crc32c_extend(key, frames[start : start + HEADER_BYTES]),
-                frames[start + skipped : end],
-            )
-            for start, end in pairwise(offsets)
-        ]
+        size = offsets[1]
+        if offsets == list(range(0, len(frames) + 1, size)):  # as of most programs: a third faster
+            parts = struct.iter_unpack(f"{HEADER_BYTES}s{self.size}x{size - skipped}s", frames)
+            found = [crc32c_extend(crc32c_extend(key, head), body) for head, body in parts]
+        else:
+            found = [
+                crc32c_extend(
+                    crc32c_extend(key, frames[start : start + HEADER_BYTES]),
+                    frames[start + skipped : end],
+                )
+                for start, end in pairwise(offsets)
+            ]
         return struct.pack(f">{len(found)}I", *found)
 
 

@@ -200,7 +200,7 @@ def test_program_that_knows_no_manifests_refuses_the_stream_with_a_sentence(run:
         await former(session, SEAL_EVERY - 1)
         before = await session.nodes.config()
         node = await session.store.get(session.nodes.config_path)
-        codec._decode(node.value, codec._ConfigNode, "p")
+        codec.decode_node(node.value, codec._ConfigNode, "p")
         stream = await session.stream()
         await stream.commit_segments([loose(2)])
         await stream.close()
@@ -208,7 +208,7 @@ def test_program_that_knows_no_manifests_refuses_the_stream_with_a_sentence(run:
         assert after.version == before.version + 1, "a commit of the former program is refused"
         node = await session.store.get(session.nodes.config_path)
         with pytest.raises(CorruptionError, match="version 2, but this program knows only 1; use"):
-            codec._decode(node.value, codec._ConfigNode, "p")
+            codec.decode_node(node.value, codec._ConfigNode, "p")
 
     run(scenario)
 

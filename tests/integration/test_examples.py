@@ -29,12 +29,12 @@ ENVIRONMENT = {
 
 TESTED = {
     "quickstart", "word_of_the_day", "append_and_tail", "crash_and_recover",
-    "ledger_to_delta", "delta_to_ledger",
+    "ledger_to_delta", "delta_to_ledger", "state_machine",
 }  # fmt: skip
 
 
-SHARED = "on_delta"
-"""No example: what two of them need."""
+SHARED = {"on_delta", "key_value"}
+"""No examples: what others need."""
 
 
 def start(name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -58,15 +58,17 @@ def run(name: str, *arguments: str) -> str:
 
 
 def test_every_example_is_tested_and_listed() -> None:
-    found = {path.stem for path in (ROOT / "examples").glob("*.py")} - {"__init__", SHARED}
+    found = {path.stem for path in (ROOT / "examples").glob("*.py")} - {"__init__"} - SHARED
     assert found == TESTED
     listed = re.findall(r"\]\((\w+)\.py\)", (ROOT / "examples" / "README.md").read_text())
-    assert set(listed) == TESTED | {SHARED}
+    assert set(listed) == TESTED | SHARED
 
 
 def test_examples_are_short() -> None:
     """They are read as documentation."""
-    lengths = {name: (ROOT / "examples" / f"{name}.py").read_text().count("\n") for name in TESTED}
+    lengths = {
+        name: (ROOT / "examples" / f"{name}.py").read_text().count("\n") for name in TESTED | SHARED
+    }
     assert max(lengths.values()) <= 115, lengths
 
 
@@ -128,6 +130,15 @@ def test_examples_without_spark_on_a_running_cluster() -> None:
             recovered = client.open_ledger(ledger_id)
             assert recovered.is_closed
             assert recovered.last_add_confirmed == entries - 1
+
+
+def test_state_machine_has_every_put_that_returned_when_its_active_is_killed_or_frozen() -> None:
+    puts, last_words = run("state_machine").splitlines()
+    told = re.fullmatch(r"(\d+) puts returned, 0 lost, in (\d+) epochs", puts)
+    assert told, puts
+    assert int(told[1]) >= 200, "a hundred before each of the two failures"
+    assert int(told[2]) >= 6, "one for each fifty puts, and one for each of three members"
+    assert last_words == "the active that was frozen got FencedError when it went on"
 
 
 def test_missing_java_is_reported_with_what_to_install(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -102,3 +103,47 @@ def test_decommission_of_a_living_bookie_moves_its_copies_and_its_writers() -> N
         assert "bookie-1" not in shell("bookies", "list").out
         for writer in writers[3:]:
             writer.close()
+
+
+def test_new_bookie_gets_its_share_and_serves_it_when_others_are_gone() -> None:
+    with LocalCluster(bookies=3) as cluster, spark_ledger.connect(cluster.uri) as client:
+        shell = Shell(cluster.uri)
+        contents = {}
+        for number in range(40):
+            password = b"secret" if number % 4 == 0 else b""
+            with client.create_ledger(password=password) as writer:
+                payloads = [b"%d-%d" % (number, entry) * 1000 for entry in range(5)]
+                for payload in payloads:
+                    writer.append(payload)
+                contents[writer.ledger_id] = password, payloads
+        writer = client.create_ledger()
+        writer.append(b"begun")
+        new = f"bookie-{cluster.add_bookie()}"
+        planned = shell.ok("bookies", "rebalance", "--dry-run", "--json").json()
+        assert planned["even"] and planned["moves"] > 0
+        assert shell("bookies", "rebalance", "--max-moves", "3", "--json").json()["moves"] == 3
+        with subprocess.Popen(
+            [*(sys.executable, "-m", "spark_ledger.cli"), "bookies", "rebalance", "--json"],
+            env=shell.environment,
+            stdout=subprocess.PIPE,
+        ) as process:
+            while process.poll() is None:
+                writer.append(b"more")
+                time.sleep(0.05)
+            assert process.stdout is not None and process.returncode == 0
+            done = json.loads(process.stdout.read())
+        assert done["even"] and done["failed"] == {} and done["bookies"][new]["held_bytes_after"]
+        moved = {
+            ledger_id: client.ledger_metadata(ledger_id).fragments[0].bookies
+            for ledger_id in contents
+            if new in client.ledger_metadata(ledger_id).fragments[0].bookies
+        }
+        assert len(moved) == done["moves"] + 3
+        assert "even: all are near" in shell.ok("bookies", "rebalance").out
+        writer.close()
+        for index in range(2):
+            cluster.kill_bookie(index)
+        for ledger_id, (password, payloads) in contents.items():
+            with client.open_ledger(ledger_id, password=password) as reader:
+                assert [entry.payload for entry in reader.read(0, 4)] == payloads
+        assert any("bookie-2" not in bookies for bookies in moved.values()), "one is on it alone"

@@ -11,7 +11,7 @@ import errno
 from typing import TYPE_CHECKING, Final
 
 from spark_ledger.errors import LedgerError
-from spark_ledger.types import BookieInfo, BookieState
+from spark_ledger.types import DEFAULT_RACK, BookieId, BookieInfo, BookieState
 
 if TYPE_CHECKING:
     from spark_ledger.lab.simulation.loop import Process
@@ -20,6 +20,14 @@ if TYPE_CHECKING:
 
 LOOK_S: Final = 0.25
 """Between two looks at a disk that is full, or was a moment ago."""
+
+
+RACKS: Final = 3
+
+
+def rack_of(bookie_id: BookieId) -> str:
+    """Where a bookie is, in a schedule that loses a rack."""
+    return f"/r{int(bookie_id[1:]) % RACKS}"
 
 
 class Announcement:
@@ -48,7 +56,8 @@ class Announcement:
         node = self._node
         reason = node.bookie.disks.states.reason if node.bookie is not None else ""
         state = BookieState.READ_ONLY if reason else BookieState.WRITABLE
-        return BookieInfo(node.bookie_id, f"{node.name}:1", state, reason=reason)
+        place = rack_of(node.bookie_id) if node.world.options.rack_loss else DEFAULT_RACK
+        return BookieInfo(node.bookie_id, f"{node.name}:1", state, place, reason=reason)
 
     def start_failed(self, cause: OSError) -> None:
         """A full disk forbids no start."""

@@ -172,7 +172,7 @@ class Pending:
         self.entry_id = result
         client = self._client
         client.world.invariants.confirmed(self._ledger_id, result)
-        client.world.counts["entries acknowledged"] += 1
+        client.world.append_ended(client.name, None)
         client.end(
             self._operation,
             Phase.OK,
@@ -188,8 +188,8 @@ class Pending:
         self.ended = True
         client = self._client
         if isinstance(error, FencedError):
-            client.world.counts["adds refused by a fence"] += 1
             client.world.invariants.withdrawn(self._ledger_id)
+        client.world.append_ended(client.name, error)
         if isinstance(error, NotEnoughBookiesError | UnauthorizedError):
             client.gives_up(self._ledger_id)
         client.end(

@@ -152,6 +152,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether bookies verify all that they store after each flush."""
     together: bool = False
     """Whether sinks commit to two streams at once, of which one is truncated or deleted."""
+    rack_loss: str = ""
+    """How all bookies of one rack go at once: not at all, "for good", or "returns"."""
     packs: bool = False
     """Whether keepers pack small commits of the stream, and delete their former ledgers."""
     shared_tails: bool = False
@@ -223,6 +225,9 @@ def draw_options(seed: int) -> Options:
         shared_tails=draw.random() < 0.15,
     )
     options = _with_keepers(options)
+    racks = random.Random(f"rack loss {seed}")  # it came later: other seeds stay as they were
+    if racks.random() < 0.04 and stream is None and not rot:
+        return _without_a_rack(options, racks.choice(["for good", "returns"]))
     if options.ledger_stalls:  # else the write cache is hardly ever full
         options = msgspec.structs.replace(options, write_cache_bytes=8192)
     if options.false_fences or options.lonely_tails:
@@ -293,6 +298,28 @@ def _all_well(options: Options) -> Options:
         repairers=0,
         false_fences=options.false_fences and not options.lonely_tails,
     )
+
+
+def _without_a_rack(options: Options, how: str) -> Options:
+    """A rack goes, and nothing else. Three racks have room for quorums of which no rack holds as
+    many copies as acknowledge an entry; of two others more are needed, or one is too many."""
+    repairers = options.repairers
+    options = _all_well(msgspec.structs.replace(options, false_fences=False, lonely_tails=False))
+    ledgers = tuple(
+        msgspec.structs.replace(
+            plan,
+            quorums=plan.quorums if plan.quorums in _IN_THREE_RACKS else (3, 3, 2),
+            entries=45,
+            pace_s=0.15,
+        )
+        for plan in options.ledgers
+    )
+    return msgspec.structs.replace(
+        options, bookies=9, ledgers=ledgers, repairers=repairers, rack_loss=how
+    )
+
+
+_IN_THREE_RACKS: Final = frozenset({(3, 3, 2), (2, 2, 2), (3, 2, 2), (4, 2, 2), (3, 3, 3)})
 
 
 def _in_reach(options: Options, plans: Sequence[LedgerPlan | StreamPlan]) -> Options:

@@ -5,21 +5,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import LedgerError
 from spark_ledger.metadata.cookies import leaving_path
 from spark_ledger.repair.auditor import AuditorConfig
+from spark_ledger.repair.balance import Balance
 from spark_ledger.repair.checker import CheckerConfig
 from spark_ledger.repair.plan import FinalFragment, final_fragments, lane_copies
+from spark_ledger.repair.rebalance import Rebalance, RebalanceConfig, Rebalanced
 from spark_ledger.repair.service import RepairConfig, run_repair
 from spark_ledger.repair.worker import WorkerConfig
 from spark_ledger.types import LedgerId, LedgerMetadata
 from tests.sim.serving import ServiceClient
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    import random
+    from collections.abc import Callable, Mapping
 
     from spark_ledger.types import BookieId
     from tests.sim.base import SimBase
@@ -30,7 +34,34 @@ CONFIG: Final = RepairConfig(
     WorkerConfig(bytes_per_s=1e6, pass_s=0.1, open_grace_s=1.0),
     CheckerConfig(members_per_s=1e4, closed_pass_s=0.3),
 )
+REBALANCE: Final = RebalanceConfig(tolerance=0.01, bytes_per_s=1e6, reads_per_s=1e4)
+
 _CHANGES_ITS_MIND: Final = 0.05
+
+
+class _Whims(Rebalance):
+    """A rebalance that finds another bookie empty each time, so that there is much to do."""
+
+    def __init__(
+        self,
+        client: LedgerClient,
+        config: RebalanceConfig,
+        draw: random.Random,
+        told: Callable[[Rebalanced], None],
+    ) -> None:
+        super().__init__(client, config, told=told)
+        self._draw = draw
+
+    async def _look(self) -> Balance:
+        found = await super()._look()
+        held = {name: share.held_bytes for name, share in found.shares.items()}
+        empty = self._draw.choice(sorted(held)) if held else ""
+        bookies = [
+            replace(info, free_bytes=10**9 if info.bookie_id == empty else 1)
+            for info in self._context.directory.all()
+            if info.bookie_id in held
+        ]
+        return Balance(bookies, held, self._config.tolerance)
 
 
 class RepairClient(ServiceClient):
@@ -42,7 +73,23 @@ class RepairClient(ServiceClient):
 
     async def serve(self, client: LedgerClient, stop: asyncio.Event) -> None:
         """See ``ServiceClient``."""
-        await run_repair(client, CONFIG, stop)
+        moving = asyncio.ensure_future(self._rebalance(client))
+        try:
+            await run_repair(client, CONFIG, stop)
+        finally:
+            moving.cancel()
+
+    async def _rebalance(self, client: LedgerClient) -> None:
+        """An operator evens out what bookies hold, again and again, beside everybody else."""
+        draw = self.world.random_for(f"rebalance {self.name}")
+        while True:
+            await asyncio.sleep(draw.uniform(0.1, 1.5))
+            config = replace(REBALANCE, moves_max=draw.choice([1, 3, None]))
+            with contextlib.suppress(LedgerError):
+                await _Whims(client, config, draw, told=self._moved).run()
+
+    def _moved(self, so_far: Rebalanced) -> None:
+        self.world.counts["copies moved"] += so_far.moves > 0
 
     def recovers(self, ledger_id: int) -> None:
         """No writer loses its ledger before it had time."""

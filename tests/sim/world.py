@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from spark_ledger.errors import FencedError
 from spark_ledger.lab.simulation.network import Network
 from spark_ledger.types import BookieId
 from tests.history.model import Event, History, Phase
@@ -26,6 +27,7 @@ from tests.sim.misbehaving import Misbehaviour
 from tests.sim.node import BookieNode
 from tests.sim.options import Options, StreamPlan
 from tests.sim.racing import RaceClient
+from tests.sim.racks import BEGIN_S, RackLoss
 from tests.sim.repairing import CONFIG, RepairClient
 from tests.sim.restoring import Owners
 from tests.sim.sharing import SharingClient
@@ -51,6 +53,7 @@ class World(SimBase):
         self.drops = Drops(self) if options.drops else None
         self.pairs: Pairs | None = None
         self.marks: Marks | None = None
+        self.rack_loss: RackLoss | None = None
         if options.repairers:
             bookies = [BookieId(f"b{number}") for number in range(options.bookies)]
             self.marks = Marks(self, bookies, CONFIG.worker.open_grace_s)
@@ -93,9 +96,11 @@ class World(SimBase):
             node.may_refuse = not node.weak
         for node in self.nodes.values():
             node.start()
-        for number, plan in enumerate(self.options.ledgers):
-            self.clients.append(WriterClient(self, f"writer{number}", plan, number))
-
+        if self.options.rack_loss:
+            self.rack_loss = RackLoss(self)
+            self.loop.later(BEGIN_S, None, self._begin_writers)
+        else:
+            self._begin_writers()
         if self.options.stream is not None:
             self._populate_stream(self.options.stream)
         for number in range(self.options.keepers):
@@ -104,6 +109,10 @@ class World(SimBase):
             RepairClient.begin(self, f"repairer{number}")
         if self.options.collects:
             self.collections = Collections(self)
+
+    def _begin_writers(self) -> None:
+        for number, plan in enumerate(self.options.ledgers):
+            self.clients.append(WriterClient(self, f"writer{number}", plan, number))
 
     def _populate_stream(self, plan: StreamPlan) -> None:
         if self.options.together:
@@ -134,6 +143,8 @@ class World(SimBase):
             self.drops.observe(path, data)
         if self.marks is not None:
             self.marks.observe(path, data)
+        if self.rack_loss is not None:
+            self.rack_loss.observe(path, data)
         if self.pairs is not None:
             self.pairs.observe(path, data)
 
@@ -185,6 +196,13 @@ class World(SimBase):
             self.collections.begin_deletion(number, ledger_id)
         if plan.deletes:
             come(f"deleter{number}", DeleteClient, after_s=draw.uniform(0.3, 3.0))
+
+    def append_ended(self, name: str, error: BaseException | None) -> None:
+        """A writer was told that an entry is confirmed, or that its append failed."""
+        self.counts["entries acknowledged"] += error is None
+        self.counts["adds refused by a fence"] += isinstance(error, FencedError)
+        if self.rack_loss is not None:
+            self.rack_loss.append_ended(name, error)
 
     def recover(self, ledger_id: int) -> None:
         """Start a recovery of a ledger now."""

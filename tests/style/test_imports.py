@@ -13,7 +13,7 @@ VALUES = tuple(
     f"spark_ledger.{name}"
     for name in ("types", "errors", "limits", "runs", "bookie_api", "amounts")
 )
-PUBLIC = (*VALUES, "spark_ledger.config", "spark_ledger.version")
+PUBLIC = (*VALUES, "spark_ledger.config", "spark_ledger.tasks", "spark_ledger.version")
 INTERFACE = "spark_ledger.metadata.base"
 CONNECTOR_COMMON = (
     *(
@@ -86,6 +86,7 @@ RULES = {
     "spark_ledger.bookie_api": rule(*VALUES, banned=IMPURE),
     "spark_ledger.amounts": rule("spark_ledger.limits", banned=IMPURE),
     "spark_ledger.config": rule(*VALUES, libraries="msgspec", banned="asyncio threading"),
+    "spark_ledger.tasks": rule(),
     # the client library
     "spark_ledger.protocol": rule(*VALUES, banned=IMPURE),
     "spark_ledger.wire": rule(

@@ -50,11 +50,13 @@ FORMAT_WITH_VERSIONS: Final = 2
 """Of a commit that lost a race for a schema version. Who does not know it stops there."""
 
 
-class _Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A node of a stream in the metadata; each kind is a subclass."""
+
     v: int = FORMAT_VERSION
 
 
-class _ConfigNode(_Node, frozen=True, kw_only=True):
+class _ConfigNode(Node, frozen=True, kw_only=True):
     name: str
     stream_id: str
     ensemble_size: int
@@ -77,7 +79,7 @@ class _ConfigNode(_Node, frozen=True, kw_only=True):
     time_column: str | msgspec.UnsetType = msgspec.UNSET
 
 
-class _HeadNode(_Node, frozen=True, kw_only=True):
+class _HeadNode(Node, frozen=True, kw_only=True):
     stream_id: str
     next_commit: int
     next_segment: int
@@ -114,7 +116,7 @@ _Runs: TypeAlias = tuple[tuple[int, int], ...]
 """Schema versions of consecutive segments: (how many, version)."""
 
 
-class _CommitNode(_Node, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class _CommitNode(Node, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     time_ms: int
     first_segment: int
     sink: str
@@ -136,7 +138,7 @@ class _NamedLedgers(msgspec.Struct, frozen=True, gc=False):
     segments: tuple[_NamedLedger, ...] = ()
 
 
-class _SinkNode(_Node, frozen=True, kw_only=True):
+class _SinkNode(Node, frozen=True, kw_only=True):
     sink: str
     transaction: int
     commit: int
@@ -152,10 +154,12 @@ class SegmentListPointer(msgspec.Struct, frozen=True):
     """The schema versions of the segments, if the list does not say them (rule T19)."""
 
 
-N = TypeVar("N", bound=_Node)
+N = TypeVar("N", bound=Node)
 
 
-def _decode(data: bytes, kind: type[N], path: str, newest: int = FORMAT_VERSION) -> N:
+def decode_node(data: bytes, kind: type[N], path: str, newest: int = FORMAT_VERSION) -> N:
+    """A node of this kind; ``path`` is for the error. Raises CorruptionError, also if its format is
+    later than ``newest``."""
     try:
         node = msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -218,7 +222,7 @@ def encode_config(config: StreamConfig) -> bytes:
 
 def decode_config(data: bytes, path: str) -> StreamConfig:
     """The configuration in a node."""
-    node = _decode(data, _ConfigNode, path, FORMAT_WITH_DECLARED)
+    node = decode_node(data, _ConfigNode, path, FORMAT_WITH_DECLARED)
     _require(bool(node.schemas), path, "no schema")
     declares, says = bool(node.key_columns or node.time_column), node.level is not msgspec.UNSET
     fits = (node.v == FORMAT_WITH_DECLARED) == declares == says
@@ -286,7 +290,7 @@ def encode_head(head: Head) -> bytes:
 
 def decode_head(data: bytes, path: str) -> Head:
     """The head in a node."""
-    node = _decode(data, _HeadNode, path)
+    node = decode_node(data, _HeadNode, path)
     numbers = (node.next_commit, node.next_segment, node.rows, node.bytes, *node.earliest)
     _require(min(*numbers, node.earliest_commit) >= 0, path, "negative number")
     _require(node.earliest_commit <= node.next_commit, path, "earliest commit above the next")
@@ -321,7 +325,7 @@ def encode_sink(record: SinkRecord) -> bytes:
 
 def decode_sink(data: bytes, path: str) -> SinkRecord:
     """The sink record in a node."""
-    node = _decode(data, _SinkNode, path)
+    node = decode_node(data, _SinkNode, path)
     _require(node.commit >= 0, path, "negative commit")
     return SinkRecord(node.sink, node.transaction, node.commit, node.run)
 
@@ -352,7 +356,7 @@ def encode_commit(commit: Commit, pointer: SegmentListPointer | None = None) -> 
 
 def decode_commit(data: bytes, number: int, path: str) -> tuple[Commit, SegmentListPointer | None]:
     """The commit in a node. With a pointer it has no segments yet: they have to be fetched."""
-    node = _decode(data, _CommitNode, path, FORMAT_WITH_VERSIONS)
+    node = decode_node(data, _CommitNode, path, FORMAT_WITH_VERSIONS)
     _require(
         bool(node.versions) == (node.v == FORMAT_WITH_VERSIONS),
         path,

@@ -9,6 +9,7 @@ import msgspec
 
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import MIB
+from spark_ledger.stream.format.codec import Node, decode_node
 from spark_ledger.stream.packs.model import Pack, PackIndex, Packs, check_order
 from spark_ledger.types import LedgerId
 
@@ -30,8 +31,7 @@ class _PackItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     freed: bool = False
 
 
-class _PacksNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    v: int
+class _PacksNode(Node, frozen=True, kw_only=True):
     packs: tuple[_PackItem, ...]
 
 
@@ -46,22 +46,12 @@ class _Index(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def encode_packs(packs: Packs) -> bytes:
     """The ``packs`` node."""
-    return msgspec.json.encode(
-        _PacksNode(FORMAT_VERSION, tuple(_PackItem(*pack) for pack in packs.packs))
-    )
+    return msgspec.json.encode(_PacksNode(packs=tuple(_PackItem(*pack) for pack in packs.packs)))
 
 
 def decode_packs(data: bytes, path: str) -> Packs:
     """The packs in a node. Raises CorruptionError that names the node."""
-    try:
-        node = msgspec.json.decode(data, type=_PacksNode)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise CorruptionError(f"metadata node {path}: {error}") from error
-    if node.v != FORMAT_VERSION:
-        raise CorruptionError(
-            f"metadata node {path}: format version {node.v}, but this program knows only "
-            f"{FORMAT_VERSION}; use a newer one"
-        )
+    node = decode_node(data, _PacksNode, path)
     packs = tuple(
         Pack(
             item.first,

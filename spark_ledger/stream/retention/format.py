@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 import msgspec
 
 from spark_ledger.errors import ConfigurationError, CorruptionError
+from spark_ledger.stream.format.codec import Node, decode_node
 from spark_ledger.stream.retention.rules import Hold
 from spark_ledger.types import Dlsn
-
-FORMAT_VERSION: Final = 1
 
 
 class _HoldItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -24,8 +22,7 @@ class _HoldItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     bytes_max: int | None = None
 
 
-class _HoldsNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    v: int
+class _HoldsNode(Node, frozen=True, kw_only=True):
     holds: tuple[_HoldItem, ...]
 
 
@@ -43,20 +40,12 @@ def encode_holds(holds: Sequence[Hold]) -> bytes:
         )
         for hold in sorted(holds, key=lambda hold: hold.name)
     )
-    return msgspec.json.encode(_HoldsNode(FORMAT_VERSION, items))
+    return msgspec.json.encode(_HoldsNode(holds=items))
 
 
 def decode_holds(data: bytes, path: str) -> tuple[Hold, ...]:
     """The holds in a node, by name. Raises CorruptionError that names the node."""
-    try:
-        node = msgspec.json.decode(data, type=_HoldsNode)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise CorruptionError(f"metadata node {path}: {error}") from error
-    if node.v != FORMAT_VERSION:
-        raise CorruptionError(
-            f"metadata node {path}: format version {node.v}, but this program knows only "
-            f"{FORMAT_VERSION}; use a newer one"
-        )
+    node = decode_node(data, _HoldsNode, path)
     holds: list[Hold] = []
     for item in node.holds:
         if min(item.commit, item.bytes_before, *item.position) < 0:

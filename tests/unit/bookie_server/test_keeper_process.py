@@ -123,6 +123,7 @@ def test_every_setting_reaches_the_command() -> None:
         "owner_grace_s = 1.5\ndropped_grace_s = 2.5\ninterval_s = 3.5\nsink_records_s = 2592000.0\n"
         "audit_s = 4.5\noptimize_s = 5.5\n"
     )
+    said += "[autorecovery]\nbytes_per_s = 4096\nsource_bytes_per_s = 2048\n"
     config = parse(CONFIG.format(enabled="true").replace("[storage]", said + "[storage]"), PATH)
     argv = command(config)
     found = run.make_context("run", argv[argv.index("run") + 1 :]).params
@@ -130,6 +131,7 @@ def test_every_setting_reaches_the_command() -> None:
     assert (found["owner_grace"], found["unnamed_grace"]) == (1.5, 77.0)
     assert (found["dropped_grace"], found["interval"]) == (2.5, 3.5)
     assert (found["audit_interval"], found["optimize_interval"]) == (4.5, 5.5)
+    assert (found["repair_rate"], found["repair_source_rate"]) == (4096, 2048)
     assert found["sink_records"] == 30 * 86_400.0
     never = command(parse(CONFIG.format(enabled="true"), PATH))
     assert run.make_context("run", never[never.index("run") + 1 :]).params["sink_records"] is None

@@ -9,7 +9,8 @@ import pytest
 
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
 from spark_ledger.metadata.base import Create, Delete
-from spark_ledger.metadata.collection import CollectionOrder, collection_path, encode
+from spark_ledger.metadata.collection import CollectionOrder, collection_path
+from spark_ledger.metadata.json_nodes import encode_node
 from spark_ledger.metadata.ledger_ids import COUNTER_PATH, raise_counter
 from spark_ledger.metadata.ledgers import LEDGERS_PATH, ledger_path
 from spark_ledger.metadata.memory import Fault, MemoryTree, Outcome
@@ -364,7 +365,7 @@ def test_note_of_a_later_format_ends_the_pass() -> None:
         world = World()
         await world.make(1)
         await world.operator.create(
-            collection_path(BOOKIE), encode(CollectionOrder(token="x", format_version=9))
+            collection_path(BOOKIE), encode_node(CollectionOrder(token="x", format_version=9))
         )
         report = await world.collector().run_pass()
         assert report.aborted

@@ -24,7 +24,7 @@ def _tree(monkeypatch: pytest.MonkeyPatch) -> None:
     async def store(_uri: str) -> AsyncIterator[MetadataStore]:
         yield MemoryMetadataStore(tree)
 
-    monkeypatch.setattr(inspection, "_store", store)
+    monkeypatch.setattr(inspection, "connected_store", store)
     monkeypatch.setenv("SPARK_LEDGER_METADATA", "zk://none/x")
     asyncio.run(ensure_cluster(MemoryMetadataStore(tree)))
 

@@ -23,7 +23,6 @@ from spark_ledger.metadata.collection import (
     CollectionNode,
     PassReport,
     collection_path,
-    encode,
 )
 from spark_ledger.metadata.cookies import BookieCookie, encode_cookie
 from spark_ledger.metadata.json_nodes import encode_node
@@ -95,7 +94,7 @@ def measured(*ledgers: LedgerMetadata, store: MemoryMetadataStore | None = None)
         found = store or MemoryMetadataStore(MemoryTree())
         report = PassReport(reclaimable_bytes=5 * MIB)
         node = CollectionNode(mark="m", report=report)
-        await found.create(collection_path(BookieId("a")), encode(node))
+        await found.create(collection_path(BookieId("a")), encode_node(node))
         for bookie in "abc":
             cookie = BookieCookie("c", bookie, "j", ("l",), "i")
             await found.create(f"{COOKIES_PATH}/{bookie}", encode_cookie(cookie))

@@ -11,7 +11,7 @@ import pytest
 from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.errors import LedgerClosedError, LedgerError
 from spark_ledger.types import LedgerState
-from tests.unit.spark_ledger.client.world import World, run
+from tests.unit.spark_ledger.client.world import World, run_virtually
 
 PART = 16 * 1024
 
@@ -37,7 +37,8 @@ async def leave(work: Awaitable[object], how: str) -> None:
 
 
 def run_quietly(test: Callable[[World], Awaitable[None]], *, bookies: int = 3) -> None:
-    """As ``run``; also, the loop is told of no error that nobody handles."""
+    """In virtual time: a sleep lets all others run. The loop is told of no error that nobody
+    handles."""
     errors: list[object] = []
 
     async def quietly(world: World) -> None:
@@ -46,7 +47,7 @@ def run_quietly(test: Callable[[World], Awaitable[None]], *, bookies: int = 3) -
         gc.collect()
         await asyncio.sleep(0)
 
-    run(quietly, bookies=bookies)
+    run_virtually(quietly, bookies=bookies)
     assert errors == []
 
 

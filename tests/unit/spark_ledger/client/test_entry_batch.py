@@ -13,7 +13,7 @@ from spark_ledger.client.entry_batch import EntryBatch, open_batch
 from spark_ledger.errors import DigestMismatchError
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import Entry, EntryId, LedgerId
-from spark_ledger.wire.frame import HEADER_BYTES, Crc32cDigest, Digest, HmacDigest
+from spark_ledger.wire.frame import HEADER_BYTES, Crc32cDigest, Digest, HmacDigest, is_intact
 from tests.frames import open_frame, seal
 
 DIGESTS: list[Digest] = [Crc32cDigest(), Crc32cDigest(b"c" * 32), HmacDigest(b"k" * 32)]
@@ -58,7 +58,10 @@ def batch_of(digest: Digest, sizes: Sequence[int], stride: int = 1) -> EntryBatc
     return batch
 
 
-SIZES = st.lists(st.one_of(st.integers(0, 40), st.just(32)), min_size=1, max_size=12)
+SIZES = st.one_of(
+    st.lists(st.integers(0, 40), min_size=1, max_size=12),
+    st.builds(lambda size, count: [size] * count, st.integers(0, 40), st.integers(1, 12)),
+)
 
 
 def harm(data: st.DataObject, digest: Digest, frames: list[bytes], at: int, stride: int) -> bytes:
@@ -95,15 +98,16 @@ def test_open_batch_of_any_run_is_its_frames_one_by_one(data: st.DataObject) -> 
     entries, problem = one_by_one(digest, run)
     batch, damage = open_batch(digest, run)
     assert list(batch or ()) == entries
-    assert (damage is None) == (problem == "")
+    assert (damage is None) == is_intact(digest, run) == (problem == "")
     if damage is not None:
         place = f"ledger 7 entry {FIRST + len(entries) * stride}:"
         assert str(damage).startswith(place) and problem.startswith(place)
 
 
 @every_digest
-def test_every_flipped_bit_of_a_run_is_found(digest: Digest) -> None:
-    whole = frames_of(digest, [3, 0, 5])
+@pytest.mark.parametrize("sizes", [[3, 0, 5], [4, 4, 4], [0, 0]], ids=str)
+def test_every_flipped_bit_of_a_run_is_found(digest: Digest, sizes: list[int]) -> None:
+    whole = frames_of(digest, sizes)
     bounds = run_of(whole).offsets()
     frames = b"".join(whole)
     for bit in range(8 * len(frames)):

@@ -41,12 +41,21 @@ def test_control_c_while_an_item_is_awaited_closes_the_iterator(attempt: int) ->
 
     main = threading.main_thread().ident
     assert main is not None
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    handled = threading.Event()
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        if not handled.is_set():
+            handled.set()
+            raise KeyboardInterrupt
 
     def press() -> None:
+        """Until it is seen: a signal between two steps of CPython's lock wakes nobody, as the one
+        of a user who then presses again."""
         assert asked.wait(60)
-        signal.pthread_kill(main, signal.SIGINT)
+        while not handled.wait(0.05):
+            signal.pthread_kill(main, signal.SIGINT)
 
+    before = signal.signal(signal.SIGINT, interrupt)
     presser = threading.Thread(target=press)
     try:
         items = BlockingPortal.get().iterate(endless())

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from spark_ledger.errors import LedgerClosedError, LedgerError, MetadataUnavailableError
-from spark_ledger.keeper.passes import pause, run_passes
+from spark_ledger.keeper.passes import run_passes
 from tests.unit.virtual_time import run_in_virtual_time
 
 PAUSE_S = 10.0
@@ -78,18 +78,5 @@ def test_stop_in_the_pause_before_the_first_pass_lets_none_begin() -> None:
         passes.stop.set()
         await running
         assert not passes.began_s
-
-    run_in_virtual_time(main())
-
-
-def test_pause_ends_at_its_time_or_with_the_stop() -> None:
-    async def main() -> None:
-        stop, clock = asyncio.Event(), asyncio.get_running_loop().time
-        began_s = clock()
-        await pause(stop, PAUSE_S)
-        assert clock() - began_s == pytest.approx(PAUSE_S)
-        stop.set()
-        await pause(stop, PAUSE_S)
-        assert clock() - began_s == pytest.approx(PAUSE_S)
 
     run_in_virtual_time(main())

@@ -113,12 +113,21 @@ def test_protocol_that_syncs_first_loses_nothing_in_drawn_faults(protocol: str, 
         ("rocketmq", 2),
         ("rocketmq-sync", 2),
         ("rocketmq-flush", 23),
+        ("dledger", 4),
     ],
 )
 def test_known_weakness_is_found_by_the_seed_that_the_page_names(protocol: str, seed: int) -> None:
     explored = explore(protocol, [seed], lambda: None)
     assert (explored.lost_in, explored.first_seed) == (1, seed) and explored.most_lost > 0
     assert explored.holds, "it promises no more"
+
+
+def test_stale_read_of_a_leader_that_answers_alone_is_found_by_a_seed() -> None:
+    found, index = (
+        explore(name, [7], lambda: None) for name in ("raft-read-local", "raft-read-index")
+    )
+    assert (found.lost_in, found.stale_in, found.first_seed) == (0, 1, 7)
+    assert (index.stale_in, index.first_seed) == (0, None)
 
 
 def test_lab_with_one_seed_gives_the_same_figures_twice(
@@ -241,4 +250,4 @@ def test_lab_explore_ends_with_1_if_a_promise_does_not_hold(
     with pytest.raises(SystemExit) as ended:
         main(command)
     assert ended.value.code == 1
-    assert " 42 " in capsys.readouterr().out, "the values that seed 2 loses"
+    assert " 43 " in capsys.readouterr().out, "the values that seed 2 loses"

@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 
 from spark_ledger.lab.bookkeeper import Add, Added, AskLast, Bookie
+from spark_ledger.lab.elections import RequestVote, Vote
 from spark_ledger.lab.kafka import (
     AlterIsr,
     Broker,
@@ -21,20 +22,16 @@ from spark_ledger.lab.kafka import (
 )
 from spark_ledger.lab.machines import (
     NO_VALUE,
-    Effect,
     Entry,
-    Machine,
     Produce,
     Produced,
-    Received,
     Refused,
-    Send,
     Store,
     Sync,
     Synced,
     Tick,
 )
-from spark_ledger.lab.raft import AppendEntries, AppendReply, RaftNode, RequestVote, Vote
+from spark_ledger.lab.raft import AppendEntries, AppendReply, RaftNode
 from spark_ledger.lab.rocketmq import (
     Alive,
     Follow,
@@ -48,19 +45,7 @@ from spark_ledger.lab.runs import run
 from spark_ledger.lab.scenarios import Scenario
 from spark_ledger.lab.world import World
 from spark_ledger.types import BookieStatus
-
-CLIENT = "client"
-
-
-def said(effects: list[Effect], kind: type) -> list[object]:
-    """The messages of one kind that were sent."""
-    sent = [effect.message for effect in effects if isinstance(effect, Send)]
-    return [message for message in sent if isinstance(message, kind)]
-
-
-def tell(machine: Machine, source: str, message: object, now: float = 0.0) -> list[Effect]:
-    return machine.handle(Received(source, message), now)
-
+from tests.unit.spark_ledger.lab.telling import CLIENT, said, tell
 
 # -- Raft ------------------------------------------------------------------------------------------
 
