@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from spark_ledger.errors import RetryableError
+from spark_ledger.keeper.streams import LedgerDeletions
 from spark_ledger.stream.catalog import StreamCatalog
+from spark_ledger.stream.packs.model import Pack
+from spark_ledger.stream.packs.optimizer import Optimizer
+from spark_ledger.stream.packs.store import read_packs
+from spark_ledger.stream.retention.reclaim import LiveNames
 from tests.unit.spark_ledger.client.world import World, run
 from tests.unit.spark_ledger.keeper.test_streams import closed_commits, elected, ledgers
 from tests.unit.spark_ledger.keeper.world import Clock, new_stream, passes, read
@@ -27,5 +39,43 @@ def test_former_ledgers_go_at_the_next_sweep_and_the_pack_with_its_commits() -> 
         await passes(cared, clock, 240)
         assert packed.pack.ledger_id not in await ledgers(world)
         assert await read(fresh) == [5] and len(await ledgers(world)) == 1
+
+    run(test)
+
+
+def test_ledger_that_an_audit_is_about_to_delete_becomes_no_pack(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The audit has seen that nothing names it, and the list says that it deletes it (rule K9)."""
+    write, delete, audits = Optimizer._write, LedgerDeletions.delete, list[asyncio.Task[int]]()
+
+    async def late(deletions: LedgerDeletions, *words: Any) -> bool:
+        await asyncio.sleep(0.3)
+        return await delete(deletions, *words)
+
+    async def test(world: World) -> None:
+        stream = await new_stream(await world.client())
+        await closed_commits(world, stream, 5)
+        cared = await elected(world, Clock())
+        audited = await StreamCatalog(cared._client).open("s")
+        deletions = LedgerDeletions(cared._client, lambda: cared._election.check, 1e6)
+
+        async def listed(optimizer: Optimizer, *words: Any) -> Pack:
+            pack = await write(optimizer, *words)
+            reclaimer = audited.retention.reclaimer(deletions, LiveNames())
+            audits.append(asyncio.create_task(reclaimer.delete_unlisted([pack.ledger_id], 0)))
+            while pack.ledger_id not in (await audited.refresh()).dropping:
+                await asyncio.sleep(0.01)
+            return pack
+
+        monkeypatch.setattr(LedgerDeletions, "delete", late)
+        monkeypatch.setattr(Optimizer, "_write", listed)
+        with suppress(RetryableError):
+            await stream.optimizer.run_all(entries_min=1)
+        assert await audits[0] == 1
+        packs = (await read_packs(stream._nodes)).value.packs
+        assert {pack.ledger_id for pack in packs} <= await ledgers(world)
+        fresh = await StreamCatalog(await world.client()).open("s")
+        assert await read(fresh) == [0, 1, 2, 3, 4]
 
     run(test)

@@ -1,4 +1,4 @@
-"""Several streams that are waited for together: the first that has news ends the wait."""
+"""Several streams together: who waits for any of them, and the handles that are kept of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from spark_ledger.stream.catalog import StreamCatalog
-from spark_ledger.stream.several import wait_for_any
+from spark_ledger.stream.several import AppendedStreams, wait_for_any
 from spark_ledger.stream.stream import Stream
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.world import SCHEMA, another, table
@@ -63,5 +63,26 @@ def test_wait_for_any_whose_caller_leaves_waits_no_more() -> None:
         await asyncio.wait([waiting], timeout=1)
         assert waiting.cancelled()
         assert asyncio.all_tasks() <= before
+
+    run_in_virtual_time(test())
+
+
+def test_handle_of_a_stream_that_was_made_again_closes_its_ledger() -> None:
+    async def test() -> None:
+        ledgers = FakeLedgers()
+        streams = StreamCatalog(ledgers)
+        await streams.create("a", SCHEMA)
+        appended = AppendedStreams(streams)
+        for _ in range(3):
+            commits = await appended.append_to({"a": table(0)})
+            ledger = ledgers.ledgers[commits["a"].segments[0].ledger_id]
+            assert not ledger.closed, "it is kept for the next rows"
+            _, others = another(ledgers)
+            await others.delete("a")
+            await others.create("a", SCHEMA)
+            assert (await appended.append_to({"a": table(1)}))["a"].number == 0
+            assert ledger.closed
+        await appended.close()
+        assert all(each.closed for each in ledgers.ledgers.values())
 
     run_in_virtual_time(test())
