@@ -94,15 +94,23 @@ def usage(settings: Settings, verify: bool) -> None:
         print_json(_usage_fields(found))
         return
     rows = [
-        (each.name if each.exists else f"{each.name} (deleted)", each.commits, each.held)
+        (
+            each.name if each.exists else f"{each.name} (deleted)",
+            each.commits,
+            each.held,
+            "?" if each.dropped_bytes is None else size_text(each.dropped_bytes),
+        )
         for each in sorted(found.streams.values(), key=lambda each: -each.held.replicated_bytes)
     ]
     print_table(
-        ("stream", "commits#", "ledgers#", "open#", "user data#", "all copies#"),
+        ("stream", "commits#", "ledgers#", "open#", "user data#", "all copies#", "dropped#"),
         (
-            *((name, commits, *_held_cells(held)) for name, commits, held in rows),
-            ("(no stream)", "", *_held_cells(found.raw)),
-            ("total", "", *_held_cells(found.total)),
+            *(
+                (name, commits, *_held_cells(held), dropped)
+                for name, commits, held, dropped in rows
+            ),
+            ("(no stream)", "", *_held_cells(found.raw), ""),
+            ("total", "", *_held_cells(found.total), size_text(found.dropped_bytes)),
         ),
     )
     click.echo("")

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from spark_ledger.metadata.base import MetadataStore
     from spark_ledger.metadata.codec import OwnerNode
     from spark_ledger.metadata.collection import PassReport
+    from spark_ledger.stream.retention.handle import Extent
     from spark_ledger.transport.base import BookieDescription, Transport
 
 ANSWER_TIMEOUT_S: Final = 3.0
@@ -217,9 +218,23 @@ def measure_usage(uri: str, advance: Callable[[int], None]) -> Usage:
 
     async def run() -> Usage:
         from spark_ledger.cli.usage import measure
+        from spark_ledger.client.ledger_client import LedgerClient
+        from spark_ledger.stream.catalog import StreamCatalog
 
-        async with connected_store(uri) as store, _transport(store) as transport:
-            return await measure(store, transport, advance)
+        async with (
+            connected_store(uri) as store,
+            _transport(store) as transport,
+            await LedgerClient.connect(uri) as client,
+        ):
+
+            async def extent_of(name: str) -> Extent:
+                stream = await StreamCatalog(client).open(name)
+                try:
+                    return await stream.retention.extent()
+                finally:
+                    await stream.close()
+
+            return await measure(store, transport, advance, extent_of)
 
     return asyncio.run(run())
 

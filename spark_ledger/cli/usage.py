@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 from spark_ledger.errors import LedgerError, NoSuchStreamError, NotFoundError
-from spark_ledger.keeper.nodes import read_swept
 from spark_ledger.limits.metadata import METADATA_READS_IN_FLIGHT_MAX
 from spark_ledger.metadata.base import MetadataStore, SizedStore
 from spark_ledger.metadata.bookies import BookieRegistry
@@ -24,6 +23,7 @@ from spark_ledger.metadata.ledgers import LEDGERS_PATH, ledger_path
 from spark_ledger.metadata.unsettled import UNNAMED_PATH, pages
 from spark_ledger.stream.ledgers import TAG_STREAM_ID, TAG_STREAM_NAME
 from spark_ledger.stream.nodes import STREAMS_ROOT, StreamNodes
+from spark_ledger.stream.retention.handle import Extent
 from spark_ledger.transport.base import Transport
 from spark_ledger.types import BookieId, BookieState, LedgerId, LedgerMetadata
 
@@ -59,6 +59,8 @@ class StreamUsage:
     """Those that were not dropped."""
     is_at_its_limit: bool = False
     """Retention has begun to drop rows: as much goes as comes, so it takes no more of the disks."""
+    dropped_bytes: int | None = 0
+    """User data that is dropped and not given back yet; None: it could not be read."""
     held: Held = field(default_factory=Held)
 
 
@@ -85,9 +87,6 @@ class Usage:
     """Ledgers that applications made for themselves."""
     bookies: dict[BookieId, BookieUsage] = field(default_factory=dict)
     unnamed: int = 0
-    dropped_bytes: int = 0
-    """User data that streams have dropped, and of which ledgers are there as of the keeper's last
-    sweep."""
     metadata_nodes: int | None = None
     metadata_bytes: int | None = None
     rate_bytes_s: float | None = None
@@ -95,6 +94,11 @@ class Usage:
     yet. What was deleted since does not count, nor do streams that are at their limit."""
     rate_window_s: float = 0.0
     """The time that the rate was measured over."""
+
+    @property
+    def dropped_bytes(self) -> int:
+        """User data that streams have dropped and that is not given back, as far as it is known."""
+        return sum(stream.dropped_bytes or 0 for stream in self.streams.values())
 
     @property
     def free_bytes(self) -> int:
@@ -128,27 +132,29 @@ async def measure(
     store: SizedStore,
     transport: Transport,
     advance: Callable[[int], None],
+    extent_of: Callable[[str], Awaitable[Extent]],
     *,
     now_s: Callable[[], float] = time.time,
 ) -> Usage:
-    """Add everything up. ``advance`` is called with numbers of ledgers that were read.
+    """Add everything up. ``advance`` is called with numbers of ledgers that were read, and
+    ``extent_of`` with the names of streams that have dropped rows.
 
     Raises what the metadata store raises; a bookie that does not answer is shown without figures.
     """
     usage = Usage()
-    await _add_streams(store, usage)
+    await _add_streams(store, extent_of, usage)
     await _add_bookies(store, transport, usage)
     await _add_ledgers(store, usage, advance, int(now_s() * 1000))
     async for page in pages(store, UNNAMED_PATH):
         usage.unnamed += len(page.ids)
-    swept = await read_swept(store)
-    usage.dropped_bytes = 0 if swept is None else swept.value.reclaimable_bytes
     size = await store.size()
     usage.metadata_nodes, usage.metadata_bytes = size.nodes, size.bytes
     return usage
 
 
-async def _add_streams(store: MetadataStore, usage: Usage) -> None:
+async def _add_streams(
+    store: MetadataStore, extent_of: Callable[[str], Awaitable[Extent]], usage: Usage
+) -> None:
     for name in await store.children(STREAMS_ROOT):
         try:
             nodes = StreamNodes(store, name)
@@ -157,7 +163,15 @@ async def _add_streams(store: MetadataStore, usage: Usage) -> None:
             continue  # deleted since it was listed
         live = head.next_commit - head.earliest_commit
         is_at_its_limit = head.earliest_commit > 0 and not config.retention.is_for_ever
-        usage.streams[head.stream_id] = StreamUsage(name, True, live, is_at_its_limit)
+        dropped = await _dropped_bytes(extent_of, name) if head.earliest_commit else 0
+        usage.streams[head.stream_id] = StreamUsage(name, True, live, is_at_its_limit, dropped)
+
+
+async def _dropped_bytes(extent_of: Callable[[str], Awaitable[Extent]], name: str) -> int | None:
+    try:
+        return (await extent_of(name)).reclaimable_bytes
+    except LedgerError:  # the bookies of its manifests are down, say: the rest is worth showing
+        return None
 
 
 async def _add_bookies(store: MetadataStore, transport: Transport, usage: Usage) -> None:

@@ -14,8 +14,7 @@ import pytest
 from spark_ledger.cli import inspection, usage
 from spark_ledger.cli.usage import BookieUsage, Held, Usage, measure
 from spark_ledger.client.ledger_client import LedgerClient
-from spark_ledger.errors import BookieUnavailableError
-from spark_ledger.keeper.nodes import SWEPT_PATH, SweptNode
+from spark_ledger.errors import BookieUnavailableError, DataLossError
 from spark_ledger.limits import GIB, MIB
 from spark_ledger.metadata.base import StoreSize
 from spark_ledger.metadata.bookies import COOKIES_PATH, BookieRegistry
@@ -34,6 +33,7 @@ from spark_ledger.stream.format.codec import encode_head
 from spark_ledger.stream.ledgers import ledger_tags
 from spark_ledger.stream.model import Retention
 from spark_ledger.stream.nodes import StreamNodes
+from spark_ledger.stream.retention.handle import Extent
 from spark_ledger.transport.base import BookieDescription
 from spark_ledger.transport.memory import MemoryTransport
 from spark_ledger.types import (
@@ -47,6 +47,10 @@ from spark_ledger.types import (
     Quorums,
 )
 from tests.unit.spark_ledger.cli.conftest import Run
+from tests.unit.spark_ledger.client.world import World
+from tests.unit.spark_ledger.client.world import run as run_in_world
+from tests.unit.spark_ledger.keeper.test_streams import closed_commits
+from tests.unit.spark_ledger.keeper.world import new_stream
 
 NOW_S = 2_000_000_000.0
 HOUR_MS = 3_600_000
@@ -89,6 +93,11 @@ def ledger(
     )
 
 
+async def no_extent(name: str) -> Extent:
+    """Of a stream whose manifests cannot be read."""
+    raise DataLossError(f"{name}: the manifests are on bookies that are down")
+
+
 def measured(*ledgers: LedgerMetadata, store: MemoryMetadataStore | None = None) -> Usage:
     async def run() -> Usage:
         found = store or MemoryMetadataStore(MemoryTree())
@@ -103,7 +112,7 @@ def measured(*ledgers: LedgerMetadata, store: MemoryMetadataStore | None = None)
         for each in ledgers:
             await LedgerStore(found).create(each)
         transport: Any = Bookies()
-        return await measure(found, transport, lambda _steps: None, now_s=lambda: NOW_S)
+        return await measure(found, transport, lambda _steps: None, no_extent, now_s=lambda: NOW_S)
 
     return asyncio.run(run())
 
@@ -184,13 +193,38 @@ def test_stream_whose_retention_drops_rows_fills_no_disk(is_limited: bool) -> No
     stream_id = asyncio.run(_stream_that_drops(store.tree, retention=retention))
     tags = ledger_tags("orders", stream_id, "segments")
     made = ledger(1, 5 * MIB, hours_ago=12).with_changes(custom_metadata=tags)
-    asyncio.run(store.create(SWEPT_PATH, encode_node(SweptNode(reclaimable_bytes=7))))
     found = measured(made, ledger(2, 50, hours_ago=12), store=store)
     assert found.streams[stream_id].is_at_its_limit is is_limited
     assert found.streams[stream_id].held.replicated_bytes == 10 * MIB
     growth = 100 if is_limited else 100 + 10 * MIB
     assert found.rate_bytes_s == pytest.approx(growth / (12 * 3600))
-    assert found.dropped_bytes == 7
+    dropped = found.streams[stream_id].dropped_bytes, found.dropped_bytes
+    assert dropped == (None, 0), "what cannot be read is not said to be nothing"
+
+
+def test_each_stream_is_shown_with_what_it_dropped_and_what_is_not_given_back() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        drops, keeps = await new_stream(client), await new_stream(client, "keeps")
+        for stream in (drops, keeps):
+            await closed_commits(world, stream, 5)
+        await drops.retention.truncate((3,))
+        asked = []
+
+        async def extent_of(name: str) -> Extent:
+            asked.append(name)
+            return await drops.retention.extent()
+
+        transport: Any = Bookies()
+        store = MemoryMetadataStore(world.tree)
+        found = await measure(store, transport, lambda _steps: None, extent_of)
+        shown = {each.name: each.dropped_bytes for each in found.streams.values()}
+        size = (await drops.retention.extent()).reclaimable_bytes
+        assert size > 0 and shown == {drops.name: size, "keeps": 0}
+        assert found.dropped_bytes == size
+        assert asked == [drops.name], "a stream that keeps all is not read"
+
+    run_in_world(test)
 
 
 def test_metadata_are_read_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,6 +259,10 @@ def test_command_prints_what_there_is(run: Run, monkeypatch: pytest.MonkeyPatch)
     uri = ("--metadata", "zk://x:1/ledgers")
     text = run("cluster", "usage", *uri).out
     assert "orders (deleted)" in text and "10.0 MiB" in text
+    found.streams["id-of-orders"].dropped_bytes = 3 * MIB
+    assert "3.0 MiB" in run("cluster", "usage", *uri).out
+    found.streams["id-of-orders"].dropped_bytes = None
+    assert run("cluster", "usage", *uri).out.splitlines()[1].split()[-1] == "?"
     assert "by the closed ledgers of the last 12.0 hours" in text
     assert "512.0 days at that rate, 10.0 GiB free" in text
     fields = json.loads(run("cluster", "usage", "--json", *uri).out)
