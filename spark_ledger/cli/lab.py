@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ from spark_ledger.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from spark_ledger.lab.runs import Outcome
+    from spark_ledger.lab.timelines import Run
+    from spark_ledger.lab.world import World
 
 
 @click.group()
@@ -39,7 +42,10 @@ _seed = click.option("--seed", type=int, default=1, show_default=True, help="Dec
 @_protocols
 @_seed
 @click.option(
-    "--picture", default="", metavar="FILE", help="Draw each value's wait and loss here (SVG)."
+    "--picture",
+    default="",
+    metavar="FILE",
+    help="Draw it: .svg shows each value's wait and loss, .png what every server had and when.",
 )
 @common_options
 @click.pass_obj
@@ -47,7 +53,14 @@ def run(
     settings: Settings, scenario: str, protocols: tuple[str, ...], seed: int, picture: str
 ) -> None:
     """Run one scenario for every protocol."""
-    _compare(settings, (scenario,), protocols, seed, picture)
+    from spark_ledger.lab.timelines import SHOWN, require_matplotlib
+
+    if picture.endswith(".png"):
+        require_matplotlib()
+        protocols = protocols or SHOWN
+    elif picture and not picture.endswith(".svg"):
+        raise ConfigurationError(f"a picture is an .svg or a .png, not {picture}")
+    _compare(settings, (scenario,), protocols, seed, (picture,) if picture else ())
 
 
 @group.command()
@@ -60,7 +73,7 @@ def run(
     "--pictures",
     default="",
     metavar="DIRECTORY",
-    help="Draw each scenario here (SVG), as run does.",
+    help="Draw each scenario here, as run does: SVG, and PNG if matplotlib is installed.",
 )
 @common_options
 @click.pass_obj
@@ -72,12 +85,17 @@ def compare(
     pictures: str,
 ) -> None:
     """Run every scenario for every protocol."""
+    from spark_ledger.lab.timelines import is_installed
+
+    paths: tuple[str, ...] = ()
     if pictures:
+        kinds = ("svg", "png") if is_installed() else ("svg",)
+        paths = tuple(str(Path(pictures, "{}." + kind)) for kind in kinds)
         try:
             Path(pictures).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigurationError(f"cannot write {pictures}: {error.strerror}") from error
-    _compare(settings, scenario, protocols, seed, str(Path(pictures, "{}.svg")) if pictures else "")
+    _compare(settings, scenario, protocols, seed, paths)
 
 
 @group.command()
@@ -208,28 +226,30 @@ def _compare(
     scenarios: tuple[str, ...],
     protocols: tuple[str, ...],
     seed: int,
-    path: str = "",
+    paths: tuple[str, ...],
 ) -> None:
-    """Run and show. ``path`` of the pictures: {} in it is the scenario's name."""
-    from spark_ledger.lab.pictures import picture
+    """Run and show. ``paths`` of the pictures: {} in them is the scenario's name."""
     from spark_ledger.lab.runs import PROTOCOLS, run
     from spark_ledger.lab.scenarios import SCENARIOS
+    from spark_ledger.lab.timelines import Recorder
 
     wanted = _known("scenario", scenarios, tuple(SCENARIOS))
     compared = _known("protocol", protocols, tuple(PROTOCOLS))
     outcomes: list[Outcome] = []
     with progress("running", len(wanted) * len(compared)) as advance:
         for name in wanted:
-            drawn = []
+            drawn: list[Run] = []
             for protocol in compared:
-                outcome, world = run(SCENARIOS[name], protocol, seed)
+                recorder = Recorder()
+                watch = recorder.record if paths else _nothing
+                outcome, world = run(SCENARIOS[name], protocol, seed, watch=watch)
                 outcomes.append(outcome)
-                if path:  # else its world is not kept
-                    drawn.append((outcome, world))
+                if paths:  # else its world is not kept
+                    drawn.append((outcome, world, recorder))
                 advance()
-            if path:
-                title = f"{name}: {SCENARIOS[name].what} (seed {seed})"
-                _write(path.format(name), picture(title, drawn))
+            title = f"{name}: {SCENARIOS[name].what} (seed {seed})"
+            for path in paths:
+                _draw(title, drawn, path.format(name), everything=bool(protocols))
     if settings.as_json:
         for outcome in outcomes:
             print_json(outcome._asdict())
@@ -238,6 +258,24 @@ def _compare(
         click.echo(f"{name}: {SCENARIOS[name].what} (seed {seed})")
         _show([outcome for outcome in outcomes if outcome.scenario == name])
         click.echo()
+
+
+def _nothing(_world: World) -> None:
+    """Nobody watches."""
+
+
+def _draw(title: str, drawn: Sequence[Run], path: str, *, everything: bool) -> None:
+    """An SVG of all runs; or a PNG, which has room for few protocols."""
+    from spark_ledger.lab import pictures, timelines
+
+    if path.endswith(".svg"):
+        _write(path, pictures.picture(title, [run[:2] for run in drawn]))
+        return
+    shown = [run for run in drawn if everything or run[0].protocol in timelines.SHOWN]
+    try:
+        timelines.draw(title, shown, Path(path))
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _write(path: str, text: str) -> None:

@@ -37,7 +37,7 @@ def moments(scenario: Scenario, protocol: str, seed: int) -> tuple[list[Moment],
     found: list[Moment] = []
 
     def follow(world: World) -> None:
-        at, who, what = world.events[-1]
+        at, who, what, _ = world.events[-1]
         happened: tuple[str, ...] = (f"{who}: {what}",)
         if found and at - found[-1].at < TOGETHER_S:
             before = found.pop()

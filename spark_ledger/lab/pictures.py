@@ -17,8 +17,6 @@ _TOP: Final = 64
 _LANE: Final = 70
 _SLOWEST_MS: Final = 10_000
 _MARKS_MS: Final = (10, 100, 1_000)
-_FAULTS: Final = frozenset({"killed", "power cut", "started again", "apart", "has a new disk"})
-"""Besides slowness; the rest of a run's events are decisions."""
 
 
 def picture(title: str, runs: Sequence[tuple[Outcome, World]]) -> str:
@@ -68,9 +66,8 @@ def _lane(base: int, outcome: Outcome, world: World) -> Iterable[str]:
 
 def _events(world: World) -> Iterable[tuple[float, str, str]]:
     """What is drawn: when, in which colour, and what people read who point at it."""
-    for at, who, kind in world.events:
-        is_fault = kind in _FAULTS or kind.endswith("as slow")
-        yield at, "#999" if is_fault else "#2050c0", f"{at:.3f} s: {who} {kind}"
+    for at, who, what, is_fault in world.events:
+        yield at, "#999" if is_fault else "#2050c0", f"{at:.3f} s: {who} {what}"
 
 
 def _x(at_s: float) -> float:

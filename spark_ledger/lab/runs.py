@@ -313,14 +313,21 @@ def run(
     protocol: str,
     seed: int,
     follow: Callable[[World], None] = lambda _world: None,
+    watch: Callable[[World], None] = lambda _world: None,
 ) -> tuple[Outcome, World]:
-    """Run one protocol in one scenario; ``follow`` is called after each of its events.
+    """Run one protocol in one scenario; ``follow`` is called after each of its events,
+    and ``watch`` at each tick.
 
     Raises AssertionError if it breaks a promise of its own."""
     world = World(seed)
     world.on_event = partial(follow, world)
     system = PROTOCOLS[protocol](world)
-    world.check = system.check
+
+    def check() -> None:
+        system.check()
+        watch(world)
+
+    world.check = check
     scenario.begin(world, system.servers)
     world.run(from_s=FROM_S, load_s=LOAD_S, every_s=EVERY_S, until_s=UNTIL_S)
     outcome = judge(world, scenario.name, protocol, system.final_log())

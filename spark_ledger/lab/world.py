@@ -48,6 +48,15 @@ Make = Callable[[Store, float], Machine]
 """Makes a machine at a start: on its disk, at a time."""
 
 
+class Happened(NamedTuple):
+    """A fault, or a decision of a machine."""
+
+    at: float
+    who: str
+    what: str
+    is_fault: bool
+
+
 class Host:
     """One server or client: its process, its disk, and the machine that runs there."""
 
@@ -81,8 +90,8 @@ class World:
         self.lost: frozenset[int] = frozenset()
         """What was acknowledged and is not in the log: known when the run is over."""
         self.notes: Counter[str] = Counter()
-        self.events: list[tuple[float, str, str]] = []
-        """When, who, what: elections and faults, for people."""
+        self.events: list[Happened] = []
+        """Decisions and faults, for people."""
         self.messages = 0
         self.check: Callable[[], None] = lambda: None
         self.on_event: Callable[[], None] = lambda: None
@@ -104,10 +113,10 @@ class World:
 
     def fault(self, kind: str, detail: str, /) -> None:
         """Record a fault."""
-        self._note(detail, kind)
+        self._note(detail, kind, is_fault=True)
 
-    def _note(self, who: str, what: str) -> None:
-        self.events.append((self.loop.now, who, what))
+    def _note(self, who: str, what: str, *, is_fault: bool) -> None:
+        self.events.append(Happened(self.loop.now, who, what, is_fault))
         self.on_event()
 
     # -- hosts -------------------------------------------------------------------------------------
@@ -171,7 +180,7 @@ class World:
             case Note(kind, count):
                 self.notes[kind] += count
                 if count:
-                    self._note(host.name, kind)
+                    self._note(host.name, kind, is_fault=False)
 
     def _send(self, source: Host, target: Host, message: object) -> None:
         self.messages += 1

@@ -141,6 +141,7 @@ RULES = {
     ),
     # the lab knows the protocol's machines and its own world; nobody but its commands knows the lab
     "spark_ledger.lab": rule(*VALUES, "spark_ledger.protocol"),
+    "spark_ledger.lab.timelines": rule(*VALUES, "spark_ledger.lab", libraries="matplotlib"),
     "spark_ledger.cli": rule("spark_ledger", libraries="click rich msgspec pyarrow"),
     # spark_ledger/__init__.py, aio.py, and local/, which starts processes: all of the library
     "spark_ledger": rule("spark_ledger", libraries="msgspec"),

@@ -8,7 +8,9 @@ import pytest
 
 from spark_ledger.cli.app import main
 from spark_ledger.lab import claims
-from spark_ledger.lab.claims import CLAIMS, Claim, Figure, page
+from spark_ledger.lab.claims import CLAIMS, REAL, Claim, Figure, Real, outcome, page
+from spark_ledger.lab.kafka import SESSION_S
+from spark_ledger.lab.scenarios import EVERY_S
 from tests.effort import LAB_CLAIMS, in_shares
 from tests.style.sources import ROOT
 
@@ -20,6 +22,17 @@ _ORDER = sorted(range(len(CLAIMS)), key=lambda at: -sum(f.name == "lost" for f i
 def test_claim_holds_in_each_of_its_runs(number: int) -> None:
     for figure in CLAIMS[number].figures:
         assert figure.holds(), f"{figure}: {figure.measure()}"
+
+
+@pytest.mark.parametrize("real", REAL, ids=[real.protocol + str(i) for i, real in enumerate(REAL)])
+def test_model_of_a_killed_server_has_the_shape_of_the_real_one(real: Real) -> None:
+    """Whoever waits for a timeout is silent for it and little more; the others go on."""
+    gap_s = outcome("leader-dies", real.protocol).longest_gap_ms / 1e3
+    if real.timeout_s is None:
+        assert gap_s < 2 * EVERY_S and real.gap_ms < 200
+    else:
+        assert 0.9 < gap_s / SESSION_S < 1.5
+        assert 0.9 < real.gap_ms / 1e3 / real.timeout_s < 1.5
 
 
 def test_page_of_claims_is_up_to_date() -> None:
