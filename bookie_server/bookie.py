@@ -26,6 +26,7 @@ from bookie_server.core.ledger_record import Change, LedgerRecord
 from bookie_server.core.read_only import Stall, stall
 from bookie_server.core.transitions import (
     Accepted,
+    KnownLedger,
     Step,
     end_of_ledger,
     on_add,
@@ -33,7 +34,8 @@ from bookie_server.core.transitions import (
     on_last_confirmed,
 )
 from bookie_server.duplicates import refuse_other_bytes
-from bookie_server.first_contact import LedgerKeys, LookUps
+from bookie_server.first_contact import LedgerKeys, LookUps, resume
+from bookie_server.giving_back import GivingBack
 from bookie_server.reads import list_entries, read_entries
 from bookie_server.storage.blocks import RUN_ENTRIES_MAX, RUN_FRAMES_BYTES_MAX, encode_run
 from bookie_server.storage.disks import DiskWatch
@@ -76,6 +78,7 @@ class Bookie:
         # Any thread: each says for its methods who may call them.
         self._journal = journal
         self._storage = storage
+        self.giving_back = GivingBack()
         self.lacking = storage.lacking
         self._disks = disks
         self._post = post
@@ -138,7 +141,8 @@ class Bookie:
             refusal = refuse_copy(grant, run.ledger_id, add.key_hash, run.last_entry)
             if refusal is None:
                 own = grant.access_key_hash
-                self._admit(add._replace(key_hash=own, in_metadata=own))
+                known = KnownLedger(own, grant.is_closed)
+                self._admit(add._replace(key_hash=own, in_metadata=known))
                 return
             grant = refusal
         add.done(*grant)
@@ -167,7 +171,7 @@ class Bookie:
         self._fence(ledger_id, access_key_hash(access_key), done, None)
 
     def _fence(
-        self, ledger_id: LedgerId, key_hash: bytes, done: Done, in_metadata: bytes | None
+        self, ledger_id: LedgerId, key_hash: bytes, done: Done, in_metadata: KnownLedger | None
     ) -> None:
         accepted = self._decide(
             ledger_id,
@@ -211,7 +215,7 @@ class Bookie:
         last_add_confirmed: EntryId,
         key_hash: bytes,
         done: Done,
-        in_metadata: bytes | None,
+        in_metadata: KnownLedger | None,
     ) -> None:
         accepted = self._decide(
             ledger_id,
@@ -268,7 +272,8 @@ class Bookie:
 
     def list_entries(self, ledger_id: LedgerId) -> list[tuple[EntryId, EntryId]] | None:
         """See ``reads.list_entries``, also for what it raises; any thread."""
-        return list_entries(self._storage, ledger_id)
+        is_going = ledger_id in self.giving_back
+        return None if is_going else list_entries(self._storage, ledger_id)
 
     def next_ledger_id(self) -> int:
         """An id above all ledgers that were heard of here; any thread."""
@@ -381,6 +386,9 @@ class Bookie:
         """Decide and perform an add. Without room it is refused, unless the ledger's record refuses
         it already: a writer has to hear of a fence, and not only of a full disk."""
         run = add.run
+        if (refusal := self.giving_back.refuse(run.ledger_id)) is not None:
+            add.done(*refusal)
+            return
         accepted = self._decide(
             run.ledger_id,
             lambda now: on_add(
@@ -421,11 +429,11 @@ class Bookie:
         rule: Callable[[LedgerRecord | None], Accepted | Refusal],
         done: Done,
         *,
-        in_metadata: bytes | None,
-        again: Callable[[bytes], None],
+        in_metadata: KnownLedger | None,
+        again: Callable[[KnownLedger], None],
     ) -> Accepted | None:
         """What a rule says of the ledger's record as it is now; None if ``done`` was called, or
-        ``again`` will be, with the hash in the metadata.
+        ``again`` will be, with what the metadata say.
 
         Once the journal has failed nothing is decided: a change would stay in memory for ever and
         be served to readers, though no restart could bring it back (rule S3).
@@ -442,7 +450,7 @@ class Bookie:
         if in_metadata is None and (
             ledger_record is None or self._first_contacts.is_waiting(ledger_id)
         ):
-            self._first_contacts.wait(ledger_id, partial(_resume, again, done))
+            self._first_contacts.wait(ledger_id, partial(resume, again, done))
             return None
         decision = rule(ledger_record)
         if isinstance(decision, Refusal):
@@ -486,14 +494,6 @@ class Bookie:
         for done in self._fences.pop(ledger_id):
             done(status, message)
         self._watchers.notify(ledger_id)
-
-
-def _resume(again: Callable[[bytes], None], done: Done, answer: bytes | Refusal) -> None:
-    """Go on with a request whose ledger's key was looked up."""
-    if isinstance(answer, Refusal):
-        done(*answer)
-    else:
-        again(answer)
 
 
 def _ignored(_status: BookieStatus, _message: str) -> None:

@@ -16,12 +16,12 @@ from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from bookie_server.core.copies import CopyGrant
-from spark_ledger.bookie_api import Refusal
+from bookie_server.core.transitions import KnownLedger
+from spark_ledger.bookie_api import Done, Refusal
 from spark_ledger.types import BookieStatus, LedgerId
 
-Answer = Callable[[bytes | Refusal], None]
-"""Receives, once, the hash of a ledger's access key as the metadata have it, or why it cannot be
-had. Empty: the ledger was made by an older version, and has no key."""
+Answer = Callable[[KnownLedger | Refusal], None]
+"""Receives, once, what the metadata say of a ledger, or why that cannot be had."""
 
 CopyAnswer = Callable[[CopyGrant | Refusal], None]
 """Receives, once, who may copy the ledger here."""
@@ -82,6 +82,14 @@ class LookUps(Generic[F]):
     def _answered(self, ledger_id: LedgerId, answer: F | Refusal) -> None:
         for resume in self._waiting.pop(ledger_id, ()):  # none: it was closed meanwhile
             resume(answer)
+
+
+def resume(again: Callable[[KnownLedger], None], done: Done, answer: KnownLedger | Refusal) -> None:
+    """Go on with a request whose ledger was looked up."""
+    if isinstance(answer, Refusal):
+        done(*answer)
+    else:
+        again(answer)
 
 
 def not_in_the_metadata(ledger_id: LedgerId) -> Refusal:

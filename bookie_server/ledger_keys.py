@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from bookie_server.core.copies import CopyGrant, grant_of
+from bookie_server.core.transitions import KnownLedger
 from bookie_server.first_contact import Answer, CopyAnswer, not_in_the_metadata
 from bookie_server.service.guard.log_bound import LogBound
 from spark_ledger.bookie_api import Refusal
@@ -49,12 +50,14 @@ class MetadataKeys:
         """Read who holds the ledger's repair lock, as it is now: behind what its holder wrote."""
         self._start(ledger_id, self._grant, answer)
 
-    async def _key(self, ledger_id: LedgerId) -> bytes:
-        return (await self._ledgers.read_newest(ledger_id)).value.access_key_hash
+    async def _key(self, ledger_id: LedgerId) -> KnownLedger:
+        # No older than this call: a ledger that was closed meanwhile takes no adds (rule P25).
+        ledger = (await self._ledgers.read_latest(ledger_id)).value
+        return KnownLedger(ledger.access_key_hash, ledger.is_closed)
 
     async def _grant(self, ledger_id: LedgerId) -> CopyGrant:
         lock = await read_node(self._store, RepairLock, lock_path(ledger_id))
-        ledger = await self._ledgers.read_newest(ledger_id)  # of a server that has caught up
+        ledger = await self._ledgers.read_latest(ledger_id)
         return grant_of(ledger.value, b"" if lock is None else lock.value.key_hash)
 
     def _start(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
+from bookie_server.core.transitions import KnownLedger
 from spark_ledger.bookie_api import Done
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import EntryId
@@ -18,8 +19,8 @@ class PendingAdd(NamedTuple):
     recovery: bool
     last_add_confirmed: EntryId
     done: Done
-    in_metadata: bytes | None = None
-    """The key's hash in the metadata; None if nobody had to look yet."""
+    in_metadata: KnownLedger | None = None
+    """What the metadata say of the ledger; None if nobody had to look yet."""
 
 
 class WaitingAdds:

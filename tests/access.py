@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bookie_server.bookie import Bookie
-from bookie_server.core.transitions import on_fence
+from bookie_server.core.transitions import KnownLedger, on_fence
 from spark_ledger.bookie_api import Refusal
 from spark_ledger.errors import CorruptionError
 from spark_ledger.types import BookieStatus, LedgerId
@@ -17,5 +17,5 @@ def key_status(bookie: Bookie, ledger_id: int, access_key: bytes) -> BookieStatu
     except (OSError, CorruptionError):
         return BookieStatus.IO_ERROR
     key_hash = access_key_hash(access_key)
-    decision = on_fence(record, LedgerId(ledger_id), key_hash, in_metadata=key_hash)
+    decision = on_fence(record, LedgerId(ledger_id), key_hash, in_metadata=KnownLedger(key_hash))
     return decision.status if isinstance(decision, Refusal) else BookieStatus.OK

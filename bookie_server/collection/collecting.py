@@ -15,7 +15,13 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from bookie_server.collection.mark import HistoryMark, OnDisk, PassAbortedError, on_disk
 from bookie_server.core.collection import Cause, Seen, absent, is_garbage, seen, too_many
-from spark_ledger.errors import ConfigurationError, CorruptionError, NotFoundError
+from bookie_server.giving_back import GivingBack
+from spark_ledger.errors import (
+    ConfigurationError,
+    ConflictError,
+    CorruptionError,
+    NotFoundError,
+)
 from spark_ledger.limits.collection import (
     COLLECTION_BATCH,
     COLLECTION_DELETES_PER_S,
@@ -23,6 +29,7 @@ from spark_ledger.limits.collection import (
     COLLECTION_LISTED_AT_LEAST,
     COLLECTION_PAGE,
     COLLECTION_PAUSE_S,
+    COLLECTION_READS_PER_S,
     COLLECTION_SHARE_MAX,
 )
 from spark_ledger.limits.metadata import METADATA_READS_IN_FLIGHT_MAX
@@ -31,7 +38,7 @@ from spark_ledger.metadata.codec import decode_ledger
 from spark_ledger.metadata.ledger_ids import next_counted
 from spark_ledger.metadata.ledger_pages import by_page, page_of
 from spark_ledger.metadata.ledgers import ledger_path
-from spark_ledger.types import LedgerId
+from spark_ledger.types import BookieId, LedgerId, Versioned
 
 T = TypeVar("T")
 
@@ -55,6 +62,10 @@ class Holder(Protocol):
     def delete_ledgers(self, ledger_ids: Iterable[LedgerId]) -> int:
         """Forget these ledgers, durably (rule G7); the bytes that they had."""
 
+    @property
+    def giving_back(self) -> GivingBack:
+        """Those of which nothing is vouched for. On the loop of the metadata store."""
+
     def next_ledger_id(self) -> int:
         """An id above all ledgers that were heard of here."""
 
@@ -70,6 +81,8 @@ class CollectionConfig:
     page: int = COLLECTION_PAGE
     batch: int = COLLECTION_BATCH
     listed_at_least: int = COLLECTION_LISTED_AT_LEAST
+    reads_per_s: float = COLLECTION_READS_PER_S
+    """Nodes of ledgers that are read one by one."""
 
 
 @dataclass(slots=True)
@@ -95,6 +108,7 @@ class Pass:
         holder: Holder,
         store: MetadataStore,
         mark: HistoryMark | None,
+        bookie_id: BookieId,
         config: CollectionConfig,
         run_on_disk: OnDisk,
         *,
@@ -110,6 +124,7 @@ class Pass:
         self._holder = holder
         self._store = store
         self._mark = mark
+        self._bookie_id = bookie_id
         self._config = config
         self._run_on_disk = run_on_disk
         self._why_not = why_not
@@ -118,6 +133,7 @@ class Pass:
         self._sleep = sleep
         self._connection = store.connections
         self._candidates: list[_Candidate] = []
+        self._elsewhere: list[Held] = []
         self.found = Found()
 
     async def run(self) -> None:
@@ -129,12 +145,15 @@ class Pass:
         await self._prove()
         await self._look()
         self._refuse_too_many()
-        if self._dry_run or not self._candidates:
+        if self._dry_run or not (self._candidates or self._elsewhere):
             return
         await self._sleep(self._config.pause_s)
         for batch in _parts(self._candidates, self._config.batch):
             await self._delete(batch)
             await self._sleep(len(batch) / self._config.deletes_per_s)
+        for held in _parts(self._elsewhere, METADATA_READS_IN_FLIGHT_MAX):
+            await self._give_back(held)
+            await self._sleep(len(held) / self._config.deletes_per_s)
 
     # -- the first look ----------------------------------------------------------------------------
 
@@ -148,7 +167,7 @@ class Pass:
             await self._prove()
             for ids in by_page(list(by_id)):
                 await self._compare([by_id[each] for each in ids])
-        self.found.candidates = len(self._candidates)
+        self.found.candidates = len(self._candidates) + len(self._elsewhere)
 
     async def _held_above(self, after: int) -> Sequence[Held]:
         limit = self._config.page
@@ -157,10 +176,11 @@ class Pass:
     async def _compare(self, held: Sequence[Held]) -> None:
         """Compare ledgers that one node lists with that list, or one by one if they are few."""
         if self._reads_all or len(held) < self._config.listed_at_least:
-            looks = zip(held, await self._look_at(held), strict=True)
-            self._candidates += [
-                _Candidate(each, look) for each, look in looks if look is not Seen.NAMED
-            ]
+            for each, look in zip(held, await self._look_at(held), strict=True):
+                if look is Seen.ELSEWHERE:
+                    self._elsewhere.append(each)
+                elif look is not Seen.NAMED:
+                    self._candidates.append(_Candidate(each, look))
             return
         listed = await page_of(self._store, held[0].ledger_id)
         missing = frozenset(absent([each.ledger_id for each in held], listed))
@@ -206,20 +226,61 @@ class Pass:
         looks: list[Seen] = []
         for part in _parts(held, METADATA_READS_IN_FLIGHT_MAX):
             looks += await asyncio.gather(*(self._look_at_one(each) for each in part))
+            await self._sleep(len(part) / self._config.reads_per_s)
         return looks
 
     async def _look_at_one(self, held: Held) -> Seen:
         """Read a ledger's node, no older than this call."""
+        return (await self._read(held))[0]
+
+    async def _read(self, held: Held) -> tuple[Seen, Versioned[bytes] | None]:
         path = ledger_path(held.ledger_id)
         try:
             node = await self._store.get_latest(path)
         except NotFoundError:
-            return seen(held.access_key_hash, None)
+            return seen(held.access_key_hash, None, self._bookie_id), None
         try:
             ledger = decode_ledger(path, held.ledger_id, node.value)
         except (CorruptionError, ConfigurationError):
-            return Seen.NAMED  # there is a node, and nobody can tell whose
-        return seen(held.access_key_hash, ledger.access_key_hash)
+            return Seen.NAMED, node  # there is a node, and nobody can tell whose
+        return seen(held.access_key_hash, ledger, self._bookie_id), node
+
+    # -- copies of closed ledgers that are named elsewhere (rule G9) -------------------------------
+
+    async def _give_back(self, batch: Sequence[Held]) -> None:
+        """Vouch for them no more, outdate who has counted on them, and delete them, in this order.
+
+        Who is cancelled in the middle of it vouches for them no more: the process ends.
+        """
+        reason = self._why_not()
+        if reason:
+            raise PassAbortedError(Cause.DISK, reason)
+        await self._prove()
+        ledger_ids = [each.ledger_id for each in batch]
+        self._holder.giving_back.begin(ledger_ids)
+        try:
+            outdated = await asyncio.gather(*(self._outdate(each) for each in batch))
+            self._refuse_another_connection()
+            going = [each for each, done in zip(ledger_ids, outdated, strict=True) if done]
+            freed = await on_disk(self._run_on_disk, lambda: self._holder.delete_ledgers(going))
+        except Exception:
+            self._holder.giving_back.end(ledger_ids)
+            raise
+        self._holder.giving_back.end(ledger_ids)
+        self.found.deleted += len(going)
+        self.found.freed_bytes += freed
+
+    async def _outdate(self, held: Held) -> bool:
+        """Write a ledger's node as it is, so that nobody's change that was begun before succeeds;
+        whether it still names this bookie nowhere, and its ledger may go."""
+        second, node = await self._read(held)
+        if second is not Seen.ELSEWHERE or node is None:
+            return False
+        try:
+            await self._store.put(ledger_path(held.ledger_id), node.value, node.version)
+        except (ConflictError, NotFoundError):
+            return False  # it has just changed, and the next pass looks again
+        return True
 
     # -- what holds for the whole pass -------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from spark_ledger.limits.collection import (
     COLLECTION_INTERVAL_S,
     COLLECTION_MARK_S,
     COLLECTION_STOP_S,
+    COLLECTION_WHOLE_INTERVAL_S,
 )
 from spark_ledger.metadata.base import MetadataStore, Watch
 from spark_ledger.metadata.collection import (
@@ -46,6 +47,7 @@ class CollectorConfig:
 
     interval_s: float = COLLECTION_INTERVAL_S
     full_interval_s: float = COLLECTION_FULL_INTERVAL_S
+    whole_interval_s: float = COLLECTION_WHOLE_INTERVAL_S
     mark_s: float = COLLECTION_MARK_S
     each: CollectionConfig = field(default_factory=CollectionConfig)
 
@@ -131,13 +133,19 @@ class LedgerCollector:
             reason=report.aborted,
         )
 
-    async def run_pass(self, order: CollectionOrder | None = None) -> PassReport:
-        """One pass now; how it went. Errors are part of that."""
+    async def run_pass(
+        self, order: CollectionOrder | None = None, *, whole: bool = False
+    ) -> PassReport:
+        """One pass now; how it went. Errors are part of that.
+
+        ``whole``: it reads the node of each ledger, and so finds copies that are named elsewhere
+        (rule G9). One that an operator orders does.
+        """
         order = order or CollectionOrder(token="")
         started = asyncio.get_running_loop().time()
         found, aborted, cause = Found(), "", None
         try:
-            one = await self._begin(order)
+            one = await self._begin(order, whole=whole)
             found = one.found
             await one.run()
         except (PassAbortedError, LedgerError, OSError) as error:
@@ -153,6 +161,7 @@ class LedgerCollector:
         loop = asyncio.get_running_loop()
         due = loop.time() + self._pause_s()
         full_due = loop.time()
+        whole_due = loop.time() + self._config.whole_interval_s * self._draw.uniform(0.0, 0.25)
         while True:
             await self._wait_until(min(due, loop.time() + self._config.mark_s))
             try:
@@ -162,14 +171,17 @@ class LedgerCollector:
                 order = None
             now = loop.time()
             if order is not None or now >= due or (self._is_full() and now >= full_due):
-                await self.run_pass(order)
+                whole = now >= whole_due
+                await self.run_pass(order, whole=whole)
+                if whole and self._cause is None:
+                    whole_due = now + self._config.whole_interval_s
                 await self._publish()
                 due = loop.time() + self._pause_s()
                 full_due = loop.time() + self._config.full_interval_s
             else:
                 await self._mark_new_ledgers()
 
-    async def _begin(self, order: CollectionOrder) -> Pass:
+    async def _begin(self, order: CollectionOrder, *, whole: bool) -> Pass:
         """A pass, behind a new mark. Raises as ``HistoryMark.renew``."""
         reason = self._why_not()
         if reason:
@@ -184,10 +196,11 @@ class LedgerCollector:
             self._holder,
             self._store,
             None if looks_only else self._mark,
+            self._bookie_id,
             each if order.share_max is None else replace(each, share_max=order.share_max),
             self._on_disk,
             why_not=self._why_not,
-            reads_all=order.accept_restored,
+            reads_all=order.accept_restored or bool(order.token) or whole,
             dry_run=order.dry_run,
         )
 

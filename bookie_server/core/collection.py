@@ -10,21 +10,24 @@ from collections.abc import Collection, Sequence
 from enum import Enum, StrEnum
 from typing import NamedTuple
 
-from spark_ledger.types import LedgerId
+from spark_ledger.types import BookieId, LedgerId, LedgerMetadata
 
 
 class Seen(Enum):
     """What one look at the metadata says of a ledger that the bookie holds."""
 
     NAMED = "named"
-    """They name this ledger, on whatever bookies (rule G8), or a node that cannot be read stands in
-    its place."""
+    """They name this ledger, here, or anywhere while it is open (rule G8), or a node that cannot be
+    read stands in its place."""
 
     ABSENT = "absent"
     """They have no ledger of this id."""
 
     OTHER = "other"
     """They have another ledger of this id: another incarnation (rule G2)."""
+
+    ELSEWHERE = "elsewhere"
+    """They name this ledger, which is closed, on other bookies only (rule G9)."""
 
 
 class History(Enum):
@@ -81,15 +84,20 @@ def absent(held: Sequence[LedgerId], listed: Collection[LedgerId]) -> list[Ledge
     return [each for each in held if each not in listed]
 
 
-def seen(held_key: bytes, found_key: bytes | None) -> Seen:
-    """What a ledger's node says: ``found_key`` is the hash of its access key; None without a node.
+def seen(held_key: bytes, found: LedgerMetadata | None, here: BookieId) -> Seen:
+    """What a ledger's node says to the bookie ``here``: ``found``; None without a node.
 
     The key is made from the incarnation (rule P20), so two ledgers of one id have two. Without a
     key of its own the bookie cannot tell, and keeps what it holds.
     """
-    if found_key is None:
+    if found is None:
         return Seen.ABSENT
-    return Seen.OTHER if held_key and held_key != found_key else Seen.NAMED
+    if not held_key:
+        return Seen.NAMED
+    if held_key != found.access_key_hash:
+        return Seen.OTHER
+    is_here = any(here in fragment.bookies for fragment in found.fragments)
+    return Seen.NAMED if is_here or not found.is_closed else Seen.ELSEWHERE
 
 
 def is_garbage(first: Seen, second: Seen) -> bool:
@@ -97,7 +105,7 @@ def is_garbage(first: Seen, second: Seen) -> bool:
 
     The first look is often a list, the second never is.
     """
-    return first is second and first is not Seen.NAMED
+    return first is second and first in (Seen.ABSENT, Seen.OTHER)
 
 
 def history(noted: Collection[str], stored: str) -> History:

@@ -18,12 +18,13 @@ class CopyGrant(NamedTuple):
     """What the bookie keeps with its record: the ledger's own, never the holder's."""
     final_end: EntryId
     """The last entry that no writer and no recovery can change any more (rule R2)."""
+    is_closed: bool = False
 
 
 def grant_of(ledger: LedgerMetadata, holder: bytes) -> CopyGrant:
     """What may be copied by the holder of a ledger's lock."""
     end = ledger.last_entry_id if ledger.is_closed else ledger.last_fragment.first_entry - 1
-    return CopyGrant(holder, ledger.access_key_hash, EntryId(end))
+    return CopyGrant(holder, ledger.access_key_hash, EntryId(end), ledger.is_closed)
 
 
 def refuse_copy(

@@ -2,7 +2,7 @@
 
 Each function takes the ledger record as it is (None for a ledger never heard of) and a request. It
 returns a ``Refusal``, or ``Accepted`` with what has to be kept and journalled. ``in_metadata`` is
-the hash of the ledger's key in the metadata, and needed only without a record. The caller keeps
+what the metadata say of the ledger, and needed only without a record. The caller keeps
 first and journals second (rule S2), and answers once the journal is synced (rules S1 and P3).
 
 Nothing comes between a decision and its change. All requests run on one thread, and the record in
@@ -21,6 +21,14 @@ from typing import NamedTuple
 from bookie_server.core.ledger_record import KEY_HASH_BYTES, Change, LedgerRecord
 from spark_ledger.bookie_api import LedgerEnd, Refusal
 from spark_ledger.types import NO_ENTRY, BookieStatus, EntryId, LedgerId
+
+
+class KnownLedger(NamedTuple):
+    """What the metadata say of a ledger that a bookie has no record of."""
+
+    access_key_hash: bytes
+    """Empty: it was made by an older version, and has no key."""
+    is_closed: bool = False
 
 
 class Step(NamedTuple):
@@ -55,7 +63,7 @@ def on_add(
     recovery: bool,
     last_entry: EntryId,
     last_add_confirmed: EntryId,
-    in_metadata: bytes | None = None,
+    in_metadata: KnownLedger | None = None,
 ) -> Accepted | Refusal:
     """Decide the add of a run that ends with ``last_entry``.
 
@@ -82,7 +90,7 @@ def on_fence(
     ledger_id: LedgerId,
     key_hash: bytes,
     *,
-    in_metadata: bytes | None = None,
+    in_metadata: KnownLedger | None = None,
 ) -> Accepted | Refusal:
     """Decide a fence.
 
@@ -94,7 +102,6 @@ def on_fence(
     if isinstance(contact, Refusal):
         return contact
     if contact.record.fenced:
-        assert not contact.steps, "a ledger never heard of is not fenced"
         return contact
     accepted = _then(contact, Change(ledger_id, fenced=True))
     assert accepted.record.fenced and accepted.record.grew_from(record)
@@ -107,7 +114,7 @@ def on_last_confirmed(
     key_hash: bytes,
     last_add_confirmed: EntryId,
     *,
-    in_metadata: bytes | None = None,
+    in_metadata: KnownLedger | None = None,
 ) -> Accepted | Refusal:
     """Decide the explicit last add confirmed of an idle writer.
 
@@ -137,7 +144,10 @@ def end_of_ledger(record: LedgerRecord | None, ledger_id: LedgerId, key_hash: by
 
 
 def _contact(
-    record: LedgerRecord | None, ledger_id: LedgerId, key_hash: bytes, in_metadata: bytes | None
+    record: LedgerRecord | None,
+    ledger_id: LedgerId,
+    key_hash: bytes,
+    in_metadata: KnownLedger | None,
 ) -> Accepted | Refusal:
     """Check the key of a request that may change something, or learn it at the first contact.
 
@@ -146,17 +156,23 @@ def _contact(
     request itself changes. So neither a crash nor a checkpoint leaves an entry or a fence on the
     disk without the key that protects it. A ledger without a key, of an older version, needs no
     step: its record says so by an empty hash, and so does no record at all.
+
+    A closed ledger is fenced from its first contact on (rule P25): a record that said so may have
+    been here, and given back.
     """
     assert len(key_hash) in (0, KEY_HASH_BYTES), "the hash of a key, and not the key"
     if record is not None:
         return _refuse_key(record.access_key_hash, ledger_id, key_hash) or Accepted(record)
     assert in_metadata is not None, "the first contact is compared with the metadata (rule P20)"
-    refusal = _refuse_key(in_metadata, ledger_id, key_hash)
+    refusal = _refuse_key(in_metadata.access_key_hash, ledger_id, key_hash)
     if refusal is not None:
         return refusal
-    if not key_hash:
-        return Accepted(LedgerRecord())
-    return _then(Accepted(LedgerRecord()), Change(ledger_id, access_key_hash=key_hash))
+    known = Accepted(LedgerRecord())
+    if key_hash:
+        known = _then(known, Change(ledger_id, access_key_hash=key_hash))
+    if in_metadata.is_closed:
+        known = _then(known, Change(ledger_id, fenced=True))
+    return known
 
 
 def _refuse_key(known: bytes, ledger_id: LedgerId, key_hash: bytes) -> Refusal | None:

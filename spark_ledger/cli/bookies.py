@@ -251,7 +251,8 @@ def rebalance(
     tolerance: float,
 ) -> None:
     """Move copies of closed ledgers from the fullest bookies to the emptiest, for instance to one
-    that is new. Each copy stays named until the new one is synced; racks stay as they are.
+    that is new. Each copy stays named until the new one is synced; racks stay as they are. The
+    bytes of what moved leave the old disks with their ledgers.
 
     May be stopped at any time: begun again, it goes on. Exit status 1 if bookies are not even then.
     """

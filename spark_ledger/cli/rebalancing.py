@@ -57,6 +57,8 @@ def show(done: Rebalanced, *, dry_run: bool, as_json: bool) -> None:
         ),
     )
     click.echo(_said(done, dry_run=dry_run))
+    if done.moves and not dry_run:
+        click.echo("The old copies leave the disks within a day, or with `ledger bookies collect`.")
     for ledger_id, reason in sorted(done.failed.items()):
         click.echo(f"ledger {ledger_id}: {reason}")
 

@@ -11,6 +11,14 @@ is some listings; what is deleted keeps its bytes for so long at most."""
 COLLECTION_FULL_INTERVAL_S: Final = 60.0
 """Pause while a disk is full: only deletions make room there."""
 
+COLLECTION_WHOLE_INTERVAL_S: Final = 86_400.0
+"""Between two passes that read the node of each ledger, as BookKeeper's
+``gcOverreplicatedLedgerWaitTime``: copies that repair has named elsewhere lie here for so long at
+most, unless an operator orders a pass."""
+
+COLLECTION_READS_PER_S: Final = 2_000.0
+"""Nodes that such a pass reads: a hundred thousand ledgers are a minute of it."""
+
 COLLECTION_PAUSE_S: Final = 10.0
 """Between the two looks at a ledger that is to go. Longer than a server of ZooKeeper that is cut
 off from the others goes on answering, so that both looks do not go to the same lost server."""

@@ -7,5 +7,5 @@ with values, call ``handle(event, now)``, perform the returned commands in order
 properties show the state; ``TRANSITIONS`` in ``append_phases``, ``read_phases`` and
 ``recovery_phases`` says which event may lead from which phase to which.
 
-README.md in this folder states the rules P1 to P24 that the code refers to.
+README.md in this folder states the rules P1 to P25 that the code refers to.
 """

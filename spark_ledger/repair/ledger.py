@@ -93,7 +93,7 @@ class LedgerRepair:
         for index in lost_indexes(fragment.bookies, lost):
             replacements[index] = await self._replace(fragment, index, lost, replacements)
         if replacements:
-            await self._rename(fragment, replacements)
+            await self._rename(fragment, replacements, lost)
 
     async def _spread(self, fragment: FinalFragment, lost: frozenset[BookieId]) -> None:
         """Move copies so that the fragment adheres to the placement policy, if that can be. The
@@ -126,8 +126,25 @@ class LedgerRepair:
                 self.unknown.add(target)
                 return False
         if targets:
-            await self._rename(fragment, targets)
+            await self._rename(fragment, targets, lost)
         return bool(targets)
+
+    async def _ask_again(
+        self,
+        fragment: FinalFragment,
+        replacements: Mapping[int, BookieId],
+        lost: frozenset[BookieId],
+    ) -> None:
+        """Raises ConflictError unless the new bookies hold all still that they shall be named for.
+
+        Then the mark stays, and a later turn copies anew.
+        """
+        for index, target in replacements.items():
+            lanes = lane_copies(self._ledger.value, fragment, index, lost=lost)
+            try:
+                await self._refuse_holes(lanes, target)
+            except TargetFailedError as error:
+                raise ConflictError(f"ledger {self._ledger.value.ledger_id}: {error}") from error
 
     async def _refuse_holes(self, lanes: Sequence[LaneCopy], target: BookieId) -> None:
         """Raises TargetFailedError unless the bookie says that it holds all of this (rule R16)."""
@@ -208,12 +225,24 @@ class LedgerRepair:
         await self._copier.copy(lane, target)
         self.changed = True
 
-    async def _rename(self, fragment: FinalFragment, replacements: Mapping[int, BookieId]) -> None:
-        """Let the metadata name the bookies that hold the copies now (rule R5)."""
-        for _ in range(_CONFLICTS_MAX):
+    async def _rename(
+        self,
+        fragment: FinalFragment,
+        replacements: Mapping[int, BookieId],
+        lost: frozenset[BookieId],
+    ) -> None:
+        """Let the metadata name the bookies that hold the copies now (rule R5).
+
+        What is written stands on metadata that were read before the copies were made. If others
+        are there now, the bookies are asked again: one of them may have given its copy back, which
+        changes the metadata first (rule G9).
+        """
+        for attempt in range(_CONFLICTS_MAX):
             wanted = renamed(self._ledger.value, fragment, replacements)
             if wanted is None:
                 break
+            if attempt:
+                await self._ask_again(fragment, replacements, lost)
             answer = await self._context.write_metadata(WriteMetadata(wanted, self._ledger.version))
             if isinstance(answer, MetadataFailed):
                 raise answer.error

@@ -7,8 +7,10 @@ import logging
 import secrets
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from typing import Final
+from weakref import WeakKeyDictionary
 
-from spark_ledger.errors import ConflictError, LedgerError
+from spark_ledger.errors import ConflictError, LedgerError, NotFoundError
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.json_nodes import encode_node
 from spark_ledger.metadata.repair_locks import RepairLock, lock_path
@@ -17,6 +19,9 @@ from spark_ledger.wire.frame import access_key_hash
 from spark_ledger.wire.shown_keys import COPY_SECRET_BYTES, copy_key
 
 logger = logging.getLogger(__name__)
+
+_HELD: Final[WeakKeyDictionary[MetadataStore, set[LedgerId]]] = WeakKeyDictionary()
+"""The ledgers whose locks are held over each connection now."""
 
 
 @asynccontextmanager
@@ -29,17 +34,40 @@ async def repair_lock(
     """
     lock, key = lock_path(ledger_id), copy_key(secrets.token_bytes(COPY_SECRET_BYTES))
     holder = encode_node(RepairLock(key_hash=access_key_hash(key)))
-    try:
-        await store.create(lock, holder, ephemeral=True)
-    except ConflictError:
-        yield None
-        return
-    except LedgerError as error:
-        logger.warning("ledger %d is not locked: %s", ledger_id, error)
+    held = _HELD.setdefault(store, set())
+    is_taken = False
+    if ledger_id not in held:
+        held.add(ledger_id)
+        try:
+            is_taken = await _take(store, lock, holder)
+        except LedgerError as error:
+            logger.warning("ledger %d is not locked: %s", ledger_id, error)
+        finally:
+            if not is_taken:
+                held.discard(ledger_id)
+    if not is_taken:
         yield None
         return
     try:
         yield key
     finally:
+        held.discard(ledger_id)
         with contextlib.suppress(LedgerError):
             await store.delete(lock)
+
+
+async def _take(store: MetadataStore, lock: str, holder: bytes) -> bool:
+    """Take a lock that nobody in this process holds; false if another process does.
+
+    One of this session was left by somebody before, when the store did not answer: it would keep
+    everybody away from the ledger until this process ends.
+    """
+    with contextlib.suppress(ConflictError):
+        await store.create(lock, holder, ephemeral=True)
+        return True
+    with contextlib.suppress(ConflictError, NotFoundError):
+        if await store.is_own(lock):
+            await store.delete(lock)
+            await store.create(lock, holder, ephemeral=True)
+            return True
+    return False

@@ -20,9 +20,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import chain, pairwise, repeat
+from itertools import pairwise, repeat, starmap
 from typing import Final, Protocol
 
 from google_crc32c import extend as crc32c_extend
@@ -36,8 +36,6 @@ HEADER: Final = struct.Struct(">qqqQ")
 HEADER_BYTES: Final = HEADER.size
 _CRC: Final = struct.Struct(">I")
 _HMAC_BYTES: Final = 16
-_NAME_BYTES: Final = 16
-"""Ledger id and entry id."""
 _LAC_OFFSET: Final = 16
 _LAC: Final = struct.Struct(">q")
 
@@ -46,15 +44,14 @@ class Digest(Protocol):
     """Seals and opens frames of one ledger."""
 
     size: int
+    code: str
+    """How ``struct`` names it."""
 
     def sum(self, header: bytes, payload: bytes) -> bytes:
         """The digest of a header and a payload."""
 
-    def sums(self, frames: bytes, offsets: Sequence[int]) -> bytes:
-        """The digests that frames should have, joined; each has at least a header and a digest.
-
-        ``offsets`` says where each begins, and the last ends.
-        """
+    def sums(self, frames: Iterable[tuple[bytes, bytes]]) -> list[int] | list[bytes]:
+        """The digests of headers and payloads, as ``struct`` reads them by ``code``."""
 
 
 class Crc32cDigest:
@@ -65,6 +62,7 @@ class Crc32cDigest:
     """
 
     size = 4
+    code = "I"
 
     def __init__(self, key: bytes = b"") -> None:
         self._start = crc32c_value(key)
@@ -72,27 +70,16 @@ class Crc32cDigest:
     def sum(self, header: bytes, payload: bytes) -> bytes:
         return _CRC.pack(crc32c_extend(crc32c_extend(self._start, header), payload))
 
-    def sums(self, frames: bytes, offsets: Sequence[int]) -> bytes:
-        key, skipped = self._start, HEADER_BYTES + self.size
-        size = offsets[1]
-        if offsets == list(range(0, len(frames) + 1, size)):  # as of most programs: a third faster
-            parts = struct.iter_unpack(f"{HEADER_BYTES}s{self.size}x{size - skipped}s", frames)
-            found = [crc32c_extend(crc32c_extend(key, head), body) for head, body in parts]
-        else:
-            found = [
-                crc32c_extend(
-                    crc32c_extend(key, frames[start : start + HEADER_BYTES]),
-                    frames[start + skipped : end],
-                )
-                for start, end in pairwise(offsets)
-            ]
-        return struct.pack(f">{len(found)}I", *found)
+    def sums(self, frames: Iterable[tuple[bytes, bytes]]) -> list[int]:
+        key = self._start
+        return [crc32c_extend(crc32c_extend(key, header), payload) for header, payload in frames]
 
 
 class HmacDigest:
     """Authenticity: HMAC-SHA256 with the ledger's MAC key, cut to 16 bytes."""
 
     size = _HMAC_BYTES
+    code = f"{_HMAC_BYTES}s"
 
     def __init__(self, mac_key: bytes) -> None:
         assert mac_key, "an HMAC ledger has a password"
@@ -101,14 +88,8 @@ class HmacDigest:
     def sum(self, header: bytes, payload: bytes) -> bytes:
         return hmac.digest(self._mac_key, header + payload, "sha256")[:_HMAC_BYTES]
 
-    def sums(self, frames: bytes, offsets: Sequence[int]) -> bytes:
-        skipped = HEADER_BYTES + self.size
-        return b"".join(
-            [
-                self.sum(frames[start : start + HEADER_BYTES], frames[start + skipped : end])
-                for start, end in pairwise(offsets)
-            ]
-        )
+    def sums(self, frames: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
+        return list(starmap(self.sum, frames))
 
 
 def digest_for(digest_type: DigestType, digest_key: bytes) -> Digest:
@@ -170,21 +151,28 @@ def open_run(digest: Digest, run: EntryRun) -> tuple[list[Entry], DigestMismatch
 def is_intact(digest: Digest, run: EntryRun) -> bool:
     """Whether no frame of a run is damaged, and each is the very entry asked for (rule P20).
 
-    As ``open_run`` finds it, at a third of the cost: a few loops over all frames, and nothing is
-    kept of an entry. Where it says no, ``open_run`` says which frame and why.
+    As ``open_run`` finds it, at less than half of the cost: a few loops over all frames, and
+    nothing is kept of an entry. Where it says no, ``open_run`` says which frame and why.
     """
-    frames, starts = run.frames, run.offsets()
-    end = starts[-1]
-    head_bytes = HEADER_BYTES + digest.size
-    if min(run.sizes) < head_bytes or end != len(frames):
+    frames, offsets = run.frames, run.offsets()
+    head_bytes, size = HEADER_BYTES + digest.size, run.sizes[0]
+    if min(run.sizes) < head_bytes or offsets[-1] != len(frames):
         return False
-    found = digest.sums(frames, starts)
-    del starts[-1]
-    if found != b"".join([frames[at + HEADER_BYTES : at + head_bytes] for at in starts]):
-        return False
-    names = chain.from_iterable(zip(repeat(run.ledger_id), run.ids()))
-    wanted = struct.pack(f">{2 * run.count}q", *names)
-    return wanted == b"".join([frames[at : at + _NAME_BYTES] for at in starts])
+    form = f">qq16x{digest.code}"
+    parts: Iterable[tuple[bytes, bytes]]
+    if offsets == list(range(0, len(frames) + 1, size)):  # of one size, as those of most programs
+        body = size - head_bytes
+        parts = struct.iter_unpack(f"{HEADER_BYTES}s{digest.size}x{body}s", frames)
+        found = struct.iter_unpack(f"{form}{body}x", frames)
+    else:
+        parts = (
+            (frames[start : start + HEADER_BYTES], frames[start + head_bytes : end])
+            for start, end in pairwise(offsets)
+        )
+        heads = [frames[start : start + head_bytes] for start in offsets[:-1]]
+        found = struct.iter_unpack(form, b"".join(heads))
+    wanted = zip(repeat(run.ledger_id), run.ids(), digest.sums(parts))
+    return list(found) == list(wanted)
 
 
 def frame_last_add_confirmed(run: EntryRun) -> EntryId:

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from spark_ledger.lab.simulation.loop import SimulatedLoop
+from spark_ledger.types import LedgerId
 from tests.history.violation import Violation
 from tests.sim.options import Options
 
@@ -32,6 +33,8 @@ class SimBase:
         self.loop.on_error = self._on_error
         self.faults: Counter[str] = Counter()
         self.counts: Counter[str] = Counter()
+        self.given_back: set[LedgerId] = set()
+        """Ledgers of which a bookie has begun to give its copy back."""
         self.violations: list[Violation] = []
         self.steps: list[Step] = []
         self.healing = False

@@ -1,16 +1,17 @@
 """The garbage collection of simulated bookies: the real one, in a hurry, over half lists and lost
 sessions, beside restored metadata.
 
-Checked at each deletion, with a view of all metadata: nothing that they name goes (rules G1 to G3),
-and nothing that a restore has lost, if the bookie had marked it before (rule G4). Checked at the
-end, when all is quiet: no bookie holds a ledger that was deleted (rule G7).
+Checked at each deletion, with a view of all metadata: nothing that they name here goes (rules G1 to
+G3 and G9), and nothing that a restore has lost, if the bookie had marked it before (rule G4).
+Checked at the end, when all is quiet: no bookie holds a ledger that was deleted, or that is closed
+and named elsewhere (rules G7 and G9).
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from bookie_server.bookie import Bookie
@@ -18,11 +19,12 @@ from bookie_server.collection.collecting import CollectionConfig
 from bookie_server.collection.collector import CollectorConfig, LedgerCollector
 from bookie_server.collection.mark import HistoryMark
 from bookie_server.core.collection import Cause
+from bookie_server.giving_back import GivingBack
 from bookie_server.storage.index.base import HeldLedger
 from spark_ledger.errors import NotFoundError
 from spark_ledger.metadata.codec import decode_ledger
 from spark_ledger.metadata.ledgers import ledger_path
-from spark_ledger.types import BookieId, LedgerId
+from spark_ledger.types import BookieId, LedgerId, LedgerMetadata
 from tests.sim.clients import DeleteClient
 from tests.sim.disk import LEDGERS
 from tests.sim.keys import SimKeys
@@ -108,6 +110,7 @@ class _Run:
         self._store = self._world.zookeeper.stores[process.name]
         self._collector: LedgerCollector | None = None
         self._half()
+        self._note_what_is_given_back()
         self._world.loop.spawn(process, self._start())
 
     async def finish(self) -> bool:
@@ -119,7 +122,7 @@ class _Run:
         async def run() -> None:
             assert self._collector is not None
             await self._collector.stop()
-            await self._collector.run_pass()
+            await self._collector.run_pass(whole=True)
             done.set_result(None)
 
         world.loop.spawn(self.process, run())
@@ -140,10 +143,10 @@ class _Run:
         left = [
             each
             for each in self._bookie.held_ledgers(-1, 1000)
-            if not self._is_named(each, any_of_the_id=any_of_the_id)
+            if not self._is_named(each, any_of_the_id=any_of_the_id) or self._is_elsewhere(each)
         ]
         if left and not self._node.weak:
-            text = f"{self._node.name} holds {left[0].ledger_id}, which nothing names, after a pass"
+            text = f"{self._node.name} holds {left[0].ledger_id} in vain after a pass"
             world.violate("collection", "not collected", text)
         return True
 
@@ -165,6 +168,20 @@ class _Run:
         self._world.say(f"{self._node.name} collects {', '.join(map(str, ids))}")
         return self._bookie.delete_ledgers(ids)
 
+    @property
+    def giving_back(self) -> GivingBack:
+        """See ``Holder``."""
+        return self._bookie.giving_back
+
+    def _note_what_is_given_back(self) -> None:
+        begin, world = self._bookie.giving_back.begin, self._world
+
+        def noting(ledger_ids: Collection[LedgerId]) -> None:
+            world.given_back.update(ledger_ids)
+            begin(ledger_ids)
+
+        self._bookie.giving_back.begin = noting  # type: ignore[method-assign]
+
     def next_ledger_id(self) -> int:
         """See ``Holder``."""
         return self._bookie.next_ledger_id()
@@ -173,7 +190,12 @@ class _Run:
         world, name = self._world, self._node.bookie_id
         if world.zookeeper.restoring or self.process.name in world.zookeeper.returning:
             return  # it was deleted; that a backup knows it again the bookie cannot know yet
-        if self._is_named(held):
+        if held.ledger_id in self._bookie.giving_back:
+            world.counts["copies given back"] += 1
+            if not self._is_elsewhere(held):
+                text = f"{name} gives back ledger {held.ledger_id}, which may name it"
+                world.violate("collection", "live copy", text)
+        elif self._is_named(held):
             text = f"{name} deletes ledger {held.ledger_id}, which the metadata name"
             world.violate("collection", "live ledger", text)
         elif (
@@ -184,17 +206,28 @@ class _Run:
             world.violate("collection", "lost ledger", text)
 
     def _is_named(self, held: HeldLedger, *, any_of_the_id: bool = False) -> bool:
+        found = self._metadata(held)
+        if found is None:
+            return False
+        if any_of_the_id or not held.access_key_hash:
+            return True
+        return found.access_key_hash == held.access_key_hash
+
+    def _is_elsewhere(self, held: HeldLedger) -> bool:
+        found = self._metadata(held)
+        if found is None or not held.access_key_hash:
+            return False
+        is_here = any(self._node.bookie_id in each.bookies for each in found.fragments)
+        is_it = found.access_key_hash == held.access_key_hash
+        return is_it and found.is_closed and not is_here
+
+    def _metadata(self, held: HeldLedger) -> LedgerMetadata | None:
         path = ledger_path(held.ledger_id)
         try:
             node = self._world.zookeeper.tree.get(path)
         except NotFoundError:
-            return False
-        found = decode_ledger(path, held.ledger_id, node.value)
-        return (
-            any_of_the_id
-            or not held.access_key_hash
-            or found.access_key_hash == held.access_key_hash
-        )
+            return None
+        return decode_ledger(path, held.ledger_id, node.value)
 
     # -- the collector -----------------------------------------------------------------------------
 
@@ -209,11 +242,13 @@ class _Run:
                 interval_s=0.3,
                 full_interval_s=0.15,
                 mark_s=0.1,
+                whole_interval_s=0.6,
                 each=CollectionConfig(
                     pause_s=0.05,
                     page=2,
                     batch=2,
                     deletes_per_s=1000.0,
+                    reads_per_s=10_000.0,
                     listed_at_least=self._all.listed_at_least,
                 ),
             ),

@@ -1,8 +1,9 @@
 """Truncation, retention and holds of a stream, and what must hold at each step of them.
 
 Every change of the stream's nodes passes through ``Drops``, which knows all commits that were ever
-made. It judges each head that drops rows (rules T14 to T16), each deletion of a ledger (T17), the
-keeper's clock (K7), what a reader got (T14), and at the end that nothing dropped is left (T18).
+made, and all packs. It judges each head that drops rows (rules T14 to T16), each deletion of a
+ledger (T17, T25), the keeper's clock (K7), what a reader got (T14), and at the end that nothing
+dropped is left (T18).
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.format.codec import decode_commit, decode_config, decode_head
 from spark_ledger.stream.manifest.format import decode_root
 from spark_ledger.stream.model import Commit, Head, Retention
+from spark_ledger.stream.packs.format import decode_packs
+from spark_ledger.stream.packs.model import Packs
 from spark_ledger.stream.retention.format import decode_holds
 from spark_ledger.stream.retention.rules import Hold
 from spark_ledger.stream.stream import Stream
@@ -56,6 +59,7 @@ class Drops:
         self.commits: dict[int, Commit] = {}
         """All that were ever made."""
         self.head: Head | None = None
+        self.packs = Packs()
         self.ignoring: set[str] = set()
         """Processes that truncate in spite of holds just now."""
         self._ignored_to = 0
@@ -102,6 +106,8 @@ class Drops:
             config = decode_config(data, path)
             self._limits.append(config.retention)
             self.listings.listed(config.dropping, current_process())
+        elif path == f"streams/{NAME}/packs":
+            self._check_packs(decode_packs(data, path))
         elif path == f"streams/{NAME}/holds":
             self._holds = decode_holds(data, path)
         elif path == CLOCK_PATH:
@@ -169,16 +175,50 @@ class Drops:
         return most
 
     def _check_deletion(self, ledger_id: LedgerId) -> None:
-        """Rule T17: no commit that is there names a ledger that is deleted."""
-        for number in range(self.earliest, 0 if self.head is None else self.head.next_commit):
-            if _names(self.commits[number], ledger_id):
+        """Rules T17, T25: no commit that is there needs a ledger that is deleted. A commit needs
+        the ledgers that it names, or that of the pack that holds its rows as well."""
+        needing = self._needing(ledger_id)
+        for number in needing:
+            if number >= self.earliest:
                 self._violate("T17", f"ledger {ledger_id} of commit {number} is deleted")
-        naming = [n for n, each in self.commits.items() if _names(each, ledger_id)]
-        after = [at for at, number in self._dropped_at if number > max(naming, default=-1)]
-        if naming and after and self._world.loop.now - after[0] < self._surely_there_s:
+        after = [at for at, number in self._dropped_at if number > max(needing, default=-1)]
+        if needing and after and self._world.loop.now - after[0] < self._surely_there_s:
             passed_s = self._world.loop.now - after[0]
             self._violate("K8", f"ledger {ledger_id} is deleted {passed_s:.3f} s after its rows")
         self._world.counts["ledgers of streams deleted"] += 1
+        if not needing and any(_names(each, ledger_id) for each in self.commits.values()):
+            self._world.counts["former ledgers of packs deleted"] += 1
+
+    def _needing(self, ledger_id: LedgerId) -> list[int]:
+        """All commits, also dropped ones, whose rows are read from a ledger."""
+        for pack in self.packs.packs:
+            if pack.ledger_id == ledger_id:
+                return list(range(pack.first, pack.end))
+        end = 0 if self.head is None else self.head.next_commit
+        outside = self.packs.numbers_outside(0, end)
+        return [number for number in outside if _names(self.commits[number], ledger_id)]
+
+    def _check_packs(self, packs: Packs) -> None:
+        """Rule T24: a pack that is named is there, and never changes. Rule T25: it goes when
+        nothing is left of all its commits."""
+        held = {pack.ledger_id: pack._replace(is_freed=False) for pack in packs.packs}
+        for pack in self.packs.packs:
+            after = held.pop(pack.ledger_id, None)
+            if after is None and pack.end > self._given_back:
+                self._violate("T25", f"the pack of commits {pack.first} .. {pack.end - 1} is gone")
+            elif after is not None and after != pack._replace(is_freed=False):
+                self._violate("T24", f"the pack in ledger {pack.ledger_id} has changed")
+        for ledger_id in held:
+            if not self._is_there(ledger_id):
+                self._violate("T24", f"the pack in ledger {ledger_id} is named and not there")
+        self.packs = packs
+
+    def _is_there(self, ledger_id: int) -> bool:
+        try:
+            self._world.zookeeper.tree.get(ledger_path(LedgerId(ledger_id)))
+        except NotFoundError:
+            return False
+        return True
 
     def _check_given_back(self, dropped: int) -> None:
         """Rule T18: of commits below this number nothing is left, says the root."""
@@ -191,11 +231,9 @@ class Drops:
             named = {each.ledger_id for each in commit.segments}
             (live if number >= dropped else gone).update(named)
         for ledger_id in sorted(gone - live):
-            try:
-                self._world.zookeeper.tree.get(ledger_path(LedgerId(ledger_id)))
-            except NotFoundError:
-                continue
-            self._violate("T18", f"ledger {ledger_id} is there, of commits below {dropped} only")
+            if self._is_there(ledger_id):
+                text = f"ledger {ledger_id} is there, of commits below {dropped} only"
+                self._violate("T18", text)
 
     def _check_clock(self, time_ms: int) -> None:
         """Rule K7: the keeper's clock cannot jump ahead.
@@ -424,4 +462,6 @@ class LastKeeper(StreamClient):
         except LedgerError as error:
             return f"{type(error).__name__}: {error}"
         dropped, earliest = extent.dropped_commits, extent.head.earliest_commit
+        if any(pack.end <= dropped for pack in self.drops.packs.packs):
+            return f"a pack of commits below {dropped} is there"
         return "" if dropped >= earliest else f"{dropped} of {earliest} commits are given back"

@@ -238,8 +238,6 @@ def draw_options(seed: int) -> Options:
 def _with_keepers(options: Options) -> Options:
     """A stream whose rows are dropped needs a keeper, and so does one that is audited."""
     stream = options.stream
-    if options.drops:  # who judges deletions there knows no packs
-        options = msgspec.structs.replace(options, packs=False)
     if options.audits or options.packs:
         options = msgspec.structs.replace(options, keepers=max(1, options.keepers))
     if options.drops:  # keepers drop what retention allows

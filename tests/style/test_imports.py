@@ -170,7 +170,8 @@ RULES = {
         *VALUES, "bookie_server.core", "bookie_server.storage", banned="asyncio threading"
     ),
     "bookie_server.first_contact": rule(*VALUES, "bookie_server.core", banned=IMPURE),
-    "bookie_server.waiting_adds": rule(*VALUES, banned=IMPURE),
+    "bookie_server.waiting_adds": rule(*VALUES, "bookie_server.core", banned=IMPURE),
+    "bookie_server.giving_back": rule(*VALUES, banned=IMPURE),
     "bookie_server.duplicates": rule(*VALUES, "bookie_server.storage", banned="asyncio threading"),
     "bookie_server.bookie": rule(
         *VALUES,
@@ -179,6 +180,7 @@ RULES = {
         "bookie_server.storage",
         "bookie_server.duplicates",
         "bookie_server.first_contact",
+        "bookie_server.giving_back",
         "bookie_server.reads",
         "bookie_server.waiting_adds",
         "bookie_server.watchers",
@@ -200,6 +202,7 @@ RULES = {
         *PUBLIC,
         "spark_ledger.metadata",
         "bookie_server.core",
+        "bookie_server.giving_back",
         "bookie_server.storage",
         libraries="msgspec",
     ),

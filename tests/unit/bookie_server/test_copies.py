@@ -127,12 +127,51 @@ def test_grant_is_read_from_the_lock_and_the_metadata() -> None:
 
         assert isinstance(await grant(), Refusal), "no such ledger"
         await LedgerStore(store).create(ledger(closed=True))
-        assert await grant() == CopyGrant(b"", access_key_hash(KEY), EntryId(30))
+        assert await grant() == CopyGrant(b"", access_key_hash(KEY), EntryId(30), is_closed=True)
         await store.create(lock_path(L), encode_node(RepairLock(key_hash=b"h")), ephemeral=True)
-        assert await grant() == CopyGrant(b"h", access_key_hash(KEY), EntryId(30))
+        assert await grant() == CopyGrant(b"h", access_key_hash(KEY), EntryId(30), is_closed=True)
         await store.delete(lock_path(L))
         await store.create(lock_path(L), b"")  # a worker of an older version
         refusal = await grant()
         assert isinstance(refusal, Refusal) and refusal.status is BookieStatus.IO_ERROR
 
     asyncio.run(main())
+
+
+# -- ledgers that are given back -------------------------------------------------------------------
+
+
+def closed(machine: Machine) -> None:
+    """Let the metadata say that the ledger is closed, to who copies it and to who adds."""
+    machine.keys.closed.add(L)
+    machine.keys.grants[7] = machine.keys.grants[7]._replace(is_closed=True)
+
+
+def test_ledger_that_is_being_given_back_is_vouched_for_by_nobody(machine: Machine) -> None:
+    """Neither a new copy nor an old one counts until it is gone (rule G9)."""
+    closed(machine)
+    busy = BookieStatus.TOO_MANY_REQUESTS
+    assert machine.add(7, [0, 1], key=COPIES, recovery=True) is OK
+    assert machine.bookie.list_entries(L) == [(0, 1)]
+    machine.bookie.giving_back.begin([L])
+    assert machine.bookie.list_entries(L) is None
+    assert machine.add(7, [2], key=COPIES, recovery=True) is busy
+    machine.bookie.giving_back.end([L])
+    assert machine.bookie.list_entries(L) == [(0, 1)], "nothing was deleted after all"
+    assert machine.add(7, [2], key=COPIES, recovery=True) is OK
+
+
+def test_writer_that_missed_the_close_is_fenced_also_where_the_fence_was_given_back(
+    machine: Machine,
+) -> None:
+    """Two such bookies would confirm to it what nobody reads (rule P25)."""
+    assert machine.add(7, [0, 1], key=KEY) is OK
+    assert machine.fence(7, key=KEY) is OK
+    machine.settle()
+    machine.bookie.flush()
+    closed(machine)
+    machine.bookie.delete_ledgers([L])
+    assert machine.add(7, [2], key=KEY) is BookieStatus.FENCED
+    assert machine.add(7, [0, 1], key=COPIES, recovery=True) is OK, "a copy comes back"
+    assert machine.is_fenced(7)
+    assert machine.add(7, [2], key=KEY) is BookieStatus.FENCED

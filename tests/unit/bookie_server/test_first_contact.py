@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from bookie_server import ledger_keys
+from bookie_server.core.transitions import KnownLedger
 from bookie_server.first_contact import Answer as KeyAnswer
 from bookie_server.first_contact import CopyAnswer, LookUps
 from bookie_server.ledger_keys import MetadataKeys
@@ -23,6 +25,7 @@ from spark_ledger.types import (
     Fragment,
     LedgerId,
     LedgerMetadata,
+    LedgerState,
     Quorums,
     Versioned,
 )
@@ -48,9 +51,9 @@ class SlowKeys:
     def look_up_copy(self, ledger_id: LedgerId, answer: CopyAnswer) -> None:
         raise AssertionError("nobody copies")
 
-    def answer(self, found: bytes | Refusal | None = None) -> None:
+    def answer(self, found: KnownLedger | Refusal | None = None) -> None:
         """Answer the oldest look-up; None: with the ledger's key."""
-        self.asked.pop(0)[1](access_key_hash(KEY) if found is None else found)
+        self.asked.pop(0)[1](KnownLedger(access_key_hash(KEY)) if found is None else found)
 
 
 @pytest.fixture
@@ -167,7 +170,7 @@ def test_request_after_the_close_is_refused_and_looks_nothing_up(keys: SlowKeys)
     """Nobody would answer it any more, and the drain of the service would wait for it."""
     contacts = LookUps(keys.look_up)
     contacts.close()
-    answers: list[bytes | Refusal] = []
+    answers: list[KnownLedger | Refusal] = []
     contacts.wait(L, answers.append)
     (answer,) = answers
     assert isinstance(answer, Refusal) and answer.status is BookieStatus.IO_ERROR
@@ -187,9 +190,9 @@ class Lagging(MemoryMetadataStore):
         return await super().get("nothing/" + path)
 
 
-async def look_up(store: MetadataStore, count: int = 1) -> list[bytes | Refusal]:
+async def look_up(store: MetadataStore, count: int = 1) -> list[KnownLedger | Refusal]:
     """What is answered when the same ledger is looked up several times at once."""
-    found: list[bytes | Refusal] = []
+    found: list[KnownLedger | Refusal] = []
     keys = MetadataKeys(store)
     for _ in range(count):
         keys.look_up(L, found.append)
@@ -197,6 +200,29 @@ async def look_up(store: MetadataStore, count: int = 1) -> list[bytes | Refusal]
         while len(found) < count:
             await asyncio.sleep(0.001)
     return found
+
+
+def test_closed_ledger_is_found_to_be_closed_behind_a_server_that_lags() -> None:
+    """Who is told that it is open would take adds that nobody reads (rule P25)."""
+
+    class Old(MemoryMetadataStore):
+        """A follower that has not heard of the close."""
+
+        old: Versioned[bytes] | None = None
+
+        async def get(self, path: str) -> Versioned[bytes]:
+            return self.old or await super().get(path)
+
+    async def main() -> None:
+        await created(tree := MemoryTree())
+        store, ledgers = Old(tree), LedgerStore(MemoryMetadataStore(tree))
+        store.old = await store.get(ledger_path(L))
+        ledger = await ledgers.read(L)
+        closing = replace(ledger.value, state=LedgerState.CLOSED)
+        await ledgers.compare_and_set(closing, ledger.version)
+        assert await look_up(store) == [KnownLedger(b"k" * 32, is_closed=True)]
+
+    asyncio.run(main())
 
 
 async def created(tree: MemoryTree, key_hash: bytes = b"k" * 32) -> None:
@@ -213,7 +239,7 @@ def test_key_is_found_also_behind_a_server_that_lags(
 ) -> None:
     async def main() -> None:
         await created(tree := MemoryTree(), key_hash)
-        assert await look_up(kind(tree)) == [key_hash]
+        assert await look_up(kind(tree)) == [KnownLedger(key_hash)]
 
     asyncio.run(main())
 
@@ -258,20 +284,20 @@ def test_look_ups_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     running, most = 0, 0
 
     class Counting(MemoryMetadataStore):
-        async def get(self, path: str) -> Versioned[bytes]:
+        async def get_latest(self, path: str) -> Versioned[bytes]:
             nonlocal running, most
             running += 1
             most = max(most, running)
             for _ in range(3):
                 await asyncio.sleep(0)
             running -= 1
-            return await super().get(path)
+            return await super().get_latest(path)
 
     async def main() -> None:
         await created(tree := MemoryTree())
         found = await look_up(Counting(tree), 8)
         assert [one.status for one in found if isinstance(one, Refusal)] == [BUSY] * 3
-        assert found.count(b"k" * 32) == 5 and most == 2
+        assert found.count(KnownLedger(b"k" * 32)) == 5 and most == 2
 
     asyncio.run(main())
 

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from bookie_server.collection.collecting import CollectionConfig
 from bookie_server.collection.collector import CollectorConfig, LedgerCollector
+from bookie_server.giving_back import GivingBack
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
 from spark_ledger.metadata.base import Put
 from spark_ledger.metadata.ledger_ids import raise_counter
 from spark_ledger.metadata.ledgers import LedgerStore, ledger_path
 from spark_ledger.metadata.memory import Interpose, MemoryMetadataStore, MemoryTree
-from spark_ledger.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Quorums
+from spark_ledger.types import (
+    BookieId,
+    EntryId,
+    Fragment,
+    LedgerId,
+    LedgerMetadata,
+    LedgerState,
+    Quorums,
+)
 
-BOOKIE = BookieId("bookie-1")
+BOOKIE, OTHER = BookieId("bookie-1"), BookieId("bookie-2")
 BYTES = 100
 
 
@@ -31,6 +41,7 @@ class Shelf:
     def __init__(self) -> None:
         self.keys: dict[int, bytes] = {}
         self.deleted: list[int] = []
+        self.giving_back = GivingBack()
         self.before_delete: Callable[[], None] = lambda: None
         self.before_page: Callable[[], None] = lambda: None
         self.after_page: Callable[[], None] = lambda: None
@@ -66,6 +77,8 @@ class World:
         self.shelf = Shelf()
         self.new_ledgers = 0
         self.is_full = False
+        self.interval_s = 100.0
+        self.whole_interval_s = 1e6
         self.why_not = ""
 
     def collector(self, **each: object) -> LedgerCollector:
@@ -76,9 +89,10 @@ class World:
             self.store,
             BOOKIE,
             CollectorConfig(
-                interval_s=100.0,
+                interval_s=self.interval_s,
                 full_interval_s=10.0,
                 mark_s=5.0,
+                whole_interval_s=self.whole_interval_s,
                 each=CollectionConfig(**settings),  # type: ignore[arg-type]
             ),
             files=self.files,
@@ -97,17 +111,32 @@ class World:
             self.shelf.keys[each] = key
             self.new_ledgers += 1
 
-    async def name(self, ledger_id: int, *, key: bytes = b"k" * 32) -> None:
+    async def name(
+        self, ledger_id: int, *, key: bytes = b"k" * 32, bookie_id: BookieId = BOOKIE
+    ) -> None:
         """A ledger that the metadata name."""
         await raise_counter(self.operator, ledger_id + 1)
         await LedgerStore(self.operator).create(
             LedgerMetadata(
                 ledger_id=LedgerId(ledger_id),
                 quorums=Quorums(1, 1, 1),
-                fragments=[Fragment(EntryId(0), (BOOKIE,))],
+                fragments=[Fragment(EntryId(0), (bookie_id,))],
                 access_key_hash=key,
             )
         )
+
+    async def move(self, *ledger_ids: int, to: BookieId = OTHER, is_closed: bool = True) -> None:
+        """Have the metadata name another bookie for these."""
+        ledgers = LedgerStore(self.operator)
+        for each in ledger_ids:
+            ledger = await ledgers.read(LedgerId(each))
+            moved = replace(
+                ledger.value,
+                fragments=[Fragment(EntryId(0), (to,))],
+                state=LedgerState.CLOSED if is_closed else LedgerState.OPEN,
+                last_entry_id=EntryId(9 if is_closed else -1),
+            )
+            await ledgers.compare_and_set(moved, ledger.version)
 
     async def delete(self, *ledger_ids: int) -> None:
         """Delete ledgers as their users do."""

@@ -13,7 +13,30 @@ from bookie_server.core.collection import (
     seen,
     too_many,
 )
-from spark_ledger.types import LedgerId
+from spark_ledger.types import (
+    BookieId,
+    EntryId,
+    Fragment,
+    LedgerId,
+    LedgerMetadata,
+    LedgerState,
+    Quorums,
+)
+
+HERE, THERE, FAR = BookieId("here"), BookieId("there"), BookieId("far")
+
+
+def ledger(key: bytes, *bookies: BookieId, is_closed: bool = False) -> LedgerMetadata:
+    """What a node says: one fragment after the other, each on one bookie."""
+    fragments = [Fragment(EntryId(at), (each,)) for at, each in enumerate(bookies or (HERE,))]
+    return LedgerMetadata(
+        ledger_id=LedgerId(1),
+        quorums=Quorums(1, 1, 1),
+        fragments=tuple(fragments),
+        state=LedgerState.CLOSED if is_closed else LedgerState.OPEN,
+        last_entry_id=EntryId(9 if is_closed else -1),
+        access_key_hash=key,
+    )
 
 
 def test_held_ledgers_that_are_not_listed_are_absent_in_their_order() -> None:
@@ -36,13 +59,31 @@ def test_held_ledgers_that_are_not_listed_are_absent_in_their_order() -> None:
 def test_ledger_is_known_by_the_hash_of_its_key(
     held_key: bytes, found_key: bytes | None, wanted: Seen
 ) -> None:
-    assert seen(held_key, found_key) is wanted
+    found = None if found_key is None else ledger(found_key)
+    assert seen(held_key, found, HERE) is wanted
+
+
+@pytest.mark.parametrize(
+    ("held_key", "bookies", "is_closed", "wanted"),
+    [
+        (b"a", (THERE, FAR), True, Seen.ELSEWHERE),
+        (b"a", (THERE, HERE), True, Seen.NAMED),
+        (b"a", (HERE, THERE), True, Seen.NAMED),
+        (b"a", (THERE, FAR), False, Seen.NAMED),  # a writer, or a recovery, may name it yet
+        (b"", (THERE, FAR), True, Seen.NAMED),  # nobody can tell which ledger it is
+        (b"b", (THERE, FAR), True, Seen.OTHER),
+    ],
+)
+def test_closed_ledger_that_is_named_on_other_bookies_only_is_elsewhere(
+    held_key: bytes, bookies: tuple[BookieId, ...], is_closed: bool, wanted: Seen
+) -> None:
+    assert seen(held_key, ledger(b"a", *bookies, is_closed=is_closed), HERE) is wanted
 
 
 @pytest.mark.parametrize("first", Seen)
 @pytest.mark.parametrize("second", Seen)
 def test_only_two_looks_that_agree_make_garbage(first: Seen, second: Seen) -> None:
-    assert is_garbage(first, second) is (first is second is not Seen.NAMED)
+    assert is_garbage(first, second) is (first is second and first in (Seen.ABSENT, Seen.OTHER))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from functools import partial
 from itertools import permutations, product
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from bookie_server.core.ledger_record import Change, LedgerRecord
 from bookie_server.core.transitions import (
     Accepted,
+    KnownLedger,
     Step,
     end_of_ledger,
     on_add,
@@ -34,7 +36,7 @@ def add(
     *,
     key_hash: bytes = NONE,
     recovery: bool = False,
-    in_metadata: bytes | None = None,
+    in_metadata: bytes | KnownLedger | None = None,
 ) -> Accepted | Refusal:
     return on_add(
         record,
@@ -48,7 +50,10 @@ def add(
 
 
 def fence(
-    record: LedgerRecord | None, *, key_hash: bytes = NONE, in_metadata: bytes | None = None
+    record: LedgerRecord | None,
+    *,
+    key_hash: bytes = NONE,
+    in_metadata: bytes | KnownLedger | None = None,
 ) -> Accepted | Refusal:
     return on_fence(record, L, key_hash, in_metadata=_known(key_hash, in_metadata))
 
@@ -58,15 +63,17 @@ def confirm(
     lac: int = 0,
     *,
     key_hash: bytes = NONE,
-    in_metadata: bytes | None = None,
+    in_metadata: bytes | KnownLedger | None = None,
 ) -> Accepted | Refusal:
     known = _known(key_hash, in_metadata)
     return on_last_confirmed(record, L, key_hash, EntryId(lac), in_metadata=known)
 
 
-def _known(key_hash: bytes, in_metadata: bytes | None) -> bytes:
-    """The metadata have the key that is shown, unless a test says otherwise."""
-    return key_hash if in_metadata is None else in_metadata
+def _known(key_hash: bytes, in_metadata: bytes | KnownLedger | None) -> KnownLedger:
+    """The metadata have the key that is shown, of an open ledger, unless a test says otherwise."""
+    if isinstance(in_metadata, KnownLedger):
+        return in_metadata
+    return KnownLedger(key_hash if in_metadata is None else in_metadata)
 
 
 def accepted(decision: Accepted | Refusal) -> Accepted:
@@ -108,6 +115,26 @@ def test_change_with_another_key_is_refused(
     else:
         assert isinstance(decision, Refusal)
         assert decision.status is BookieStatus.UNAUTHORIZED and "ledger 7" in decision.message
+
+
+def test_writer_of_a_closed_ledger_is_refused_at_the_first_contact() -> None:
+    """A record that said so may have been here, and given back (rule P25)."""
+    decision = add(None, key_hash=KEY, in_metadata=KnownLedger(KEY, is_closed=True))
+    assert isinstance(decision, Refusal) and decision.status is BookieStatus.FENCED
+
+
+@pytest.mark.parametrize(
+    "request_of", [partial(add, recovery=True), fence, confirm], ids=["copy", "fence", "confirm"]
+)
+@pytest.mark.parametrize("key_hash", [KEY, NONE])
+def test_closed_ledger_is_fenced_durably_from_its_first_contact_on(
+    request_of: Callable[..., Accepted | Refusal], key_hash: bytes
+) -> None:
+    known = KnownLedger(key_hash, is_closed=True)
+    decision = accepted(request_of(None, key_hash=key_hash, in_metadata=known))
+    assert decision.record.fenced
+    assert Change(L, fenced=True) in [step.change for step in decision.steps]
+    assert isinstance(add(decision.record, key_hash=key_hash), Refusal)
 
 
 @pytest.mark.parametrize("request_of", [add, fence, confirm])

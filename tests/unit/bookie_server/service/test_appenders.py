@@ -222,4 +222,5 @@ async def test_less_is_taken_in_while_memory_is_short(
     await settle()
     assert not stream.done()
     gate.memory_is_short(False)
-    await stream
+    await settle()
+    assert stream.done(), "at once, and not with the next answer"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bookie_server.core.copies import CopyGrant
+from bookie_server.core.transitions import KnownLedger
 from bookie_server.first_contact import Answer as KeyAnswer
 from bookie_server.first_contact import CopyAnswer, LedgerKeys, not_in_the_metadata
 from bookie_server.opening import open_bookie
@@ -69,11 +70,12 @@ def make_run(ledger_id: int, ids: Sequence[int], size: int = 40) -> EntryRun:
 
 class KnownKeys:
     """Stands for the metadata: each ledger has the key that ``learn`` was told first; others have
-    none, unless they are ``missing``."""
+    none, unless they are ``missing``. Those that are not ``closed`` are open."""
 
     def __init__(self) -> None:
         self.hashes: dict[LedgerId, bytes] = {}
         self.missing: set[int] = set()
+        self.closed: set[int] = set()
         self.grants: dict[int, CopyGrant] = {}
 
     def learn(self, ledger_id: int, key: bytes) -> None:
@@ -85,7 +87,8 @@ class KnownKeys:
         if ledger_id in self.missing:
             answer(not_in_the_metadata(ledger_id))
         else:
-            answer(self.hashes.get(ledger_id, b""))
+            is_closed = ledger_id in self.closed
+            answer(KnownLedger(self.hashes.get(ledger_id, b""), is_closed))
 
     def look_up_copy(self, ledger_id: LedgerId, answer: CopyAnswer) -> None:
         """Nobody holds a ledger's repair lock, unless ``grants`` say so."""

@@ -392,6 +392,19 @@ def test_streams_of_several_schemas_are_read_in_the_widest(cluster: Cluster) -> 
     assert rows == [{"A": 1, "only": "x"}, {"A": 2**40, "only": None}]
 
 
+def test_column_that_a_stream_lacks_may_be_null_though_the_others_never_have_it_so(
+    cluster: Cluster,
+) -> None:
+    never_null = [pa.field(name, pa.int64(), nullable=False) for name in "ak"]
+    for name, fields in (("a", never_null), ("b", never_null[:1])):
+        schema = pa.schema(fields)
+        rows = {field.name: [1] for field in fields}
+        cluster.outside.create_stream(name, schema).append(pa.table(rows, schema))
+    stored = stored_schema(options(False))
+    assert {field.name: field.nullable for field in stored.fields[:2]} == {"a": False, "k": True}
+    assert batch() == {"a": [1], "b": [1]}
+
+
 def test_streams_that_fit_no_schema_are_refused_by_name(cluster: Cluster) -> None:
     make(cluster, "a", x=pa.string())
     make(cluster, "b", x=pa.int64())

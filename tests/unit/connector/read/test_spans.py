@@ -15,6 +15,7 @@ from connector.read.stream_source import CommitCache
 from connector.read.task import read_partition
 from spark_ledger.errors import BookieUnavailableError, ConfigurationError, DataLossError
 from spark_ledger.limits import MIB
+from spark_ledger.limits.connector import PARTITION_BYTES_MIN
 from spark_ledger.stream.blocking import Stream
 from spark_ledger.stream.commit import sealer
 from spark_ledger.stream.model import CommitMark
@@ -53,6 +54,15 @@ def test_spans_follow_one_another_and_are_of_about_equal_size() -> None:
                 assert (span.commits.stop, span.end) == (following.commits.start, following.start)
                 assert span.end == Dlsn(2 * span.commits.stop), f"seed {seed}"
         assert (spans[0].commits.start, spans[-1].commits.stop) == (0, marks[-1].number)
+
+
+def test_spans_are_refused_where_marks_lie_too_close_for_as_many_as_were_asked_for() -> None:
+    positions = Dlsn(0), Dlsn(600)
+    bounds = mark(0, 0), mark(300, 3 * PARTITION_BYTES_MIN)
+    for small, count in ((1, None), (PARTITION_BYTES_MIN, 3)):
+        marks = [mark(100, small), mark(200, 2 * small)]
+        spans = plan_spans(bounds, marks, positions, PlanLimits(min_partitions=3))
+        assert (spans and len(spans)) == count
 
 
 def test_spans_are_refused_where_marks_are_too_few() -> None:

@@ -54,7 +54,7 @@ def test_what_is_appended_is_read_back_in_order(quorums: tuple[int, int, int]) -
         assert [entry.payload for entry in entries] == PAYLOADS
         assert [entry.entry_id async for entry in reader.read(3, 8)] == [3, 4, 5, 6, 7, 8]
 
-    run(test, bookies=5)
+    run_virtually(test, bookies=5)
 
 
 def test_a_closed_writer_takes_nothing_and_closes_twice() -> None:
@@ -68,7 +68,7 @@ def test_a_closed_writer_takes_nothing_and_closes_twice() -> None:
         reader = await client.open_ledger(writer.ledger_id)
         assert reader.last_add_confirmed == -1
 
-    run(test)
+    run_virtually(test)
 
 
 def test_recovery_fences_the_writer_and_keeps_what_was_confirmed() -> None:
@@ -90,7 +90,7 @@ def test_recovery_fences_the_writer_and_keeps_what_was_confirmed() -> None:
         assert [e.payload async for e in again.read(0, 19)] == PAYLOADS
         assert again.metadata.length == sum(map(len, PAYLOADS))
 
-    run(test)
+    run_virtually(test)
 
 
 @pytest.mark.parametrize("quorums", [(3, 3, 2), (5, 3, 2)])
@@ -112,7 +112,7 @@ def test_a_dead_bookie_is_replaced_by_a_spare(quorums: tuple[int, int, int]) -> 
         entries = [entry.payload async for entry in reader.read(0, 20)]
         assert entries == [b"first", *PAYLOADS]
 
-    run(test, bookies=6)
+    run_virtually(test, bookies=6)
 
 
 def test_without_a_spare_the_writer_goes_on_and_the_bookie_returns() -> None:
@@ -137,7 +137,7 @@ def test_without_a_spare_the_writer_goes_on_and_the_bookie_returns() -> None:
         reader = await client.open_ledger(writer.ledger_id)
         assert len([e async for e in reader.read(0, last)]) == last + 1
 
-    run(test)
+    run_virtually(test)
 
 
 def test_bookie_that_comes_back_read_only_does_not_serve_its_index_again() -> None:
@@ -174,7 +174,7 @@ def test_too_few_bookies_end_the_ledger_at_what_was_confirmed() -> None:
         assert reader.is_closed
         assert reader.last_add_confirmed == 0
 
-    run(test)
+    run_virtually(test)
 
 
 def test_a_reader_follows_an_open_ledger() -> None:
@@ -199,7 +199,7 @@ def test_a_reader_follows_an_open_ledger() -> None:
         await asyncio.wait_for(following, 5)
         assert seen == [b"0", *PAYLOADS]
 
-    run(test)
+    run_virtually(test)
 
 
 def test_a_reader_learns_of_a_fragment_when_the_bookies_it_knows_deny_an_entry() -> None:
@@ -222,7 +222,7 @@ def test_a_reader_learns_of_a_fragment_when_the_bookies_it_knows_deny_an_entry()
         with pytest.raises(NoSuchEntryError):  # what nobody has is still denied
             [e async for e in reader.read(0, 3, unconfirmed=True)]
 
-    run(test, bookies=5)
+    run_virtually(test, bookies=5)
 
 
 def test_a_tail_ends_when_idle() -> None:
@@ -235,7 +235,7 @@ def test_a_tail_ends_when_idle() -> None:
         assert got == [b"0"]
         await writer.close()
 
-    run(test)
+    run_virtually(test)
 
 
 def test_a_read_above_the_last_add_confirmed_asks_no_bookie() -> None:
@@ -251,7 +251,7 @@ def test_a_read_above_the_last_add_confirmed_asks_no_bookie() -> None:
         with pytest.raises(ConfigurationError):
             [e async for e in reader.read(3, 1)]
 
-    run(test)
+    run_virtually(test)
 
 
 def test_a_password_is_needed_for_everything_and_a_wrong_one_fences_nothing() -> None:
@@ -269,6 +269,7 @@ def test_a_password_is_needed_for_everything_and_a_wrong_one_fences_nothing() ->
         with pytest.raises(UnauthorizedError, match="no password"):
             await client.open_ledger(open_to_all.ledger_id, password=b"x")
 
+    # In real time: a password is turned into keys in a thread.
     run(test)
 
 
@@ -287,7 +288,7 @@ def test_bookies_that_do_not_answer_are_named_when_there_are_too_few() -> None:
         world.revive("b1")
         await client.create_ledger()
 
-    run(test)
+    run_virtually(test)
 
 
 def test_bad_input_is_refused_with_one_sentence() -> None:
@@ -315,7 +316,7 @@ def test_bad_input_is_refused_with_one_sentence() -> None:
         with pytest.raises(NoSuchLedgerError):
             await client.open_ledger(writer.ledger_id)
 
-    run(test)
+    run_virtually(test)
 
 
 def test_a_damaged_replica_is_passed_over() -> None:
@@ -329,7 +330,7 @@ def test_a_damaged_replica_is_passed_over() -> None:
             damage(world, victim, writer.ledger_id)
             assert [e.payload async for e in reader.read(0, 19)] == PAYLOADS
 
-    run(test)
+    run_virtually(test)
 
 
 def test_a_damaged_copy_decides_nothing_while_others_are_out_of_reach() -> None:
@@ -351,7 +352,7 @@ def test_a_damaged_copy_decides_nothing_while_others_are_out_of_reach() -> None:
         with pytest.raises(DigestMismatchError, match="no intact copy"):
             [e async for e in reader.read(0, 0)]
 
-    run(test)
+    run_virtually(test)
 
 
 def damage(world: World, name: str, ledger_id: int) -> None:
@@ -404,7 +405,7 @@ def test_recovery_with_older_metadata_reads_the_length_from_the_right_fragment()
         assert reader.last_add_confirmed == 1
         assert reader.metadata.length == len(b"0elsewhere")
 
-    run(test)
+    run_virtually(test)
 
 
 def test_competing_recoveries_agree() -> None:
@@ -422,7 +423,7 @@ def test_competing_recoveries_agree() -> None:
         assert len(ends) == 1
         assert max(confirmed, default=-1) <= ends.pop()
 
-    run(test)
+    run_virtually(test)
 
 
 def test_a_deleted_ledger_tells_its_writer_and_its_readers() -> None:
@@ -441,7 +442,7 @@ def test_a_deleted_ledger_tells_its_writer_and_its_readers() -> None:
         with pytest.raises(NoSuchLedgerError):
             await writer.close()
 
-    run(test)
+    run_virtually(test)
 
 
 def test_an_ensemble_change_of_a_deleted_ledger_fails_its_adds() -> None:
@@ -456,4 +457,4 @@ def test_an_ensemble_change_of_a_deleted_ledger_fails_its_adds() -> None:
                 await writer.append(b"nobody will find it")
         assert raised.value.outcome_unknown or isinstance(raised.value, NoSuchLedgerError)
 
-    run(test, bookies=4)
+    run_virtually(test, bookies=4)

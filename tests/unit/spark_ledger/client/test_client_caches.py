@@ -9,7 +9,7 @@ from spark_ledger.client.caches import CacheSize, cache_sizes, watch_cache
 from spark_ledger.limits.metadata import LEDGERS_SEEN_BYTES_MAX
 from spark_ledger.limits.stream import COMMITS_KEPT_BYTES_MAX, PAGES_KEPT_BYTES_MAX
 from spark_ledger.stream.catalog import StreamCatalog
-from tests.unit.spark_ledger.client.world import World, run
+from tests.unit.spark_ledger.client.world import World, run_virtually
 from tests.unit.spark_ledger.keeper.world import SCHEMA, rows
 
 
@@ -54,4 +54,4 @@ def test_every_cache_of_a_client_and_its_streams_is_counted() -> None:
         await stream.close()
         await asyncio.sleep(0)
 
-    run(test)
+    run_virtually(test)

@@ -9,7 +9,7 @@ from typing import Any
 
 from spark_ledger.client.counters import ClientCounters
 from spark_ledger.transport.base import ReadChunk
-from tests.unit.spark_ledger.client.world import World, run
+from tests.unit.spark_ledger.client.world import World, run_virtually
 
 
 def test_failover_is_a_request_after_a_replica_failed() -> None:
@@ -27,7 +27,7 @@ def test_failover_is_a_request_after_a_replica_failed() -> None:
         assert len([e async for e in reader.read(0, 1)]) == 2
         assert client.counters.since(before) == ClientCounters(2, 1, 0, 2, 5, 0)
 
-    run(test)
+    run_virtually(test)
 
 
 def test_speculative_read_is_a_request_beside_a_slow_one() -> None:
@@ -53,7 +53,7 @@ def test_speculative_read_is_a_request_beside_a_slow_one() -> None:
         assert len([e async for e in reader.read(0, 0)]) == 1
         assert client.counters.since(before) == ClientCounters(2, 0, 1, 1, 1, 0)
 
-    run(test)
+    run_virtually(test)
 
 
 def test_ensemble_change_is_counted_when_others_were_found() -> None:
@@ -68,4 +68,4 @@ def test_ensemble_change_is_counted_when_others_were_found() -> None:
         assert client.counters.ensemble_changes == 1
         await writer.close()
 
-    run(test, bookies=4)
+    run_virtually(test, bookies=4)

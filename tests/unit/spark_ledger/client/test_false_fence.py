@@ -14,7 +14,7 @@ from spark_ledger.metadata.memory import Outcome
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieId, BookieStatus, LedgerId
 from tests.unit.spark_ledger.client.test_writer import lose
-from tests.unit.spark_ledger.client.world import World, run
+from tests.unit.spark_ledger.client.world import World, run_virtually
 
 
 def lie(world: World, writer: LedgerWriter, index: int) -> BookieId:
@@ -38,7 +38,7 @@ def test_bookie_that_lies_of_a_fence_costs_no_entry(bookies: int) -> None:
         reader = await client.open_ledger(writer.ledger_id)
         assert reader.last_add_confirmed == 9
 
-    run(test, bookies=bookies)
+    run_virtually(test, bookies=bookies)
 
 
 def test_liar_without_whom_nothing_goes_on_is_replaced() -> None:
@@ -51,7 +51,7 @@ def test_liar_without_whom_nothing_goes_on_is_replaced() -> None:
         assert await writer.append(b"1") == 1
         assert not left and liar not in writer.metadata.last_fragment.bookies
 
-    run(test)
+    run_virtually(test)
 
 
 def test_entries_are_confirmed_while_the_metadata_that_could_tell_are_away() -> None:
@@ -67,7 +67,7 @@ def test_entries_are_confirmed_while_the_metadata_that_could_tell_are_away() -> 
             await asyncio.sleep(0.05)
         assert await writer.append(b"4") == 4
 
-    run(test)
+    run_virtually(test)
 
 
 def test_fence_that_nobody_can_check_ends_in_an_unknown_outcome() -> None:
@@ -80,7 +80,7 @@ def test_fence_that_nobody_can_check_ends_in_an_unknown_outcome() -> None:
         with pytest.raises(AddOutcomeUnknownError, match="says that another client has fenced"):
             await writer.append(b"1")
 
-    run(test)
+    run_virtually(test)
 
 
 def refuse_all(world: World, liar: BookieId) -> set[LedgerId]:
@@ -109,7 +109,7 @@ def test_bookie_that_lied_of_a_fence_is_not_chosen_for_new_ledgers() -> None:
             assert await client._context.suspects.answers(liar), "a probe clears it of nothing"
         assert len(asked) <= 1, "the first ledger that meets it tells all the others"
 
-    run(test, bookies=4)
+    run_virtually(test, bookies=4)
 
 
 def test_bookie_that_lied_is_chosen_where_there_are_not_enough_others() -> None:
@@ -122,7 +122,7 @@ def test_bookie_that_lied_is_chosen_where_there_are_not_enough_others() -> None:
                 assert await writer.append(b"%d" % number) == number
             await writer.close()
 
-    run(test)
+    run_virtually(test)
 
 
 def test_fence_that_is_real_makes_nobody_a_suspect() -> None:
@@ -135,4 +135,4 @@ def test_fence_that_is_real_makes_nobody_a_suspect() -> None:
             await writer.append(b"1")
         assert not client._context.suspects.now()
 
-    run(test)
+    run_virtually(test)

@@ -12,7 +12,7 @@ from spark_ledger.client import context
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.transport.base import ReadChunk
 from spark_ledger.types import BookieId
-from tests.unit.spark_ledger.client.world import World, run
+from tests.unit.spark_ledger.client.world import World, run_virtually
 
 
 def asked(client: LedgerClient) -> list[str]:
@@ -50,7 +50,7 @@ def test_a_bookie_that_is_registered_no_more_is_asked_last() -> None:
         assert [e.payload async for e in reader.read(0, 0)] == [b"0"]
         assert names == [second]
 
-    run(test, bookies=2)
+    run_virtually(test, bookies=2)
 
 
 def test_replicas_share_the_readers() -> None:
@@ -66,7 +66,7 @@ def test_replicas_share_the_readers() -> None:
             assert [e.payload async for e in reader.read(0, 0, replica_hint=hint)] == [b"0"]
         assert names == list(writer.metadata.last_fragment.bookies)
 
-    run(test, bookies=3)
+    run_virtually(test, bookies=3)
 
 
 def test_a_bookie_that_was_overtaken_is_asked_last_for_a_while(
@@ -105,4 +105,4 @@ def test_a_bookie_that_was_overtaken_is_asked_last_for_a_while(
                 await asyncio.sleep(0.05)
                 assert [e.payload async for e in reader.read(0, 0)] == [b"0"]
 
-    run(test, bookies=2)
+    run_virtually(test, bookies=2)

@@ -12,7 +12,7 @@ from spark_ledger.client.reader import LedgerReader
 from spark_ledger.errors import ReadBeyondConfirmedError
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
 from spark_ledger.types import EntryId, LedgerMetadata, Versioned
-from tests.unit.spark_ledger.client.world import World, run
+from tests.unit.spark_ledger.client.world import World, run_virtually
 
 
 async def shown(reader: LedgerReader, last: int) -> None:
@@ -45,7 +45,7 @@ def test_nothing_above_the_last_add_confirmed_is_read() -> None:
             with pytest.raises(ReadBeyondConfirmedError, match="entry 2 is above"):
                 [entry async for entry in reader.read(0, 2, unconfirmed=unconfirmed)]
 
-    run(test)
+    run_virtually(test)
 
 
 def test_last_add_confirmed_never_goes_back() -> None:
@@ -61,7 +61,7 @@ def test_last_add_confirmed_never_goes_back() -> None:
         await reader.refresh()
         assert reader.last_add_confirmed == 2
 
-    run(test)
+    run_virtually(test)
 
 
 def test_older_metadata_do_not_open_a_closed_ledger_again() -> None:
@@ -87,7 +87,7 @@ def test_older_metadata_do_not_open_a_closed_ledger_again() -> None:
         assert reader.is_closed
         assert reader.last_add_confirmed == 0
 
-    run(test)
+    run_virtually(test)
 
 
 def test_ledger_opened_where_a_server_lags_behind_an_ensemble_change_shows_what_was_confirmed() -> (
@@ -114,7 +114,7 @@ def test_ledger_opened_where_a_server_lags_behind_an_ensemble_change_shows_what_
         await early.refresh()
         assert early.last_add_confirmed >= 0
 
-    run(test)
+    run_virtually(test)
 
 
 def test_the_time_of_an_idle_tail_begins_again_with_each_entry() -> None:
@@ -136,7 +136,7 @@ def test_the_time_of_an_idle_tail_begins_again_with_each_entry() -> None:
         await following
         assert got == [0, 1, 2, 3, 4]
 
-    run(test)
+    run_virtually(test)
 
 
 def test_a_tail_waits_at_the_bookies_and_does_not_ask_again_and_again() -> None:
@@ -156,7 +156,7 @@ def test_a_tail_waits_at_the_bookies_and_does_not_ask_again_and_again() -> None:
         assert 3 <= len(waits) <= 6, "each bookie once, or twice near the end"
         assert waits[0] > 0.3
 
-    run(test)
+    run_virtually(test)
 
 
 def test_tail_of_dead_bookies_pauses_between_rounds() -> None:
@@ -177,7 +177,7 @@ def test_tail_of_dead_bookies_pauses_between_rounds() -> None:
         assert [entry async for entry in reader.tail(0, idle_timeout=0.4)] == []
         assert 3 <= len(calls) <= 40, "every twentieth of a second"
 
-    run(test)
+    run_virtually(test)
 
 
 def test_a_tail_hears_every_bookie_of_the_newest_fragment() -> None:
@@ -206,7 +206,7 @@ def test_a_tail_hears_every_bookie_of_the_newest_fragment() -> None:
             await following
         assert got == list(range(len(got)))
 
-    run(test, bookies=5)
+    run_virtually(test, bookies=5)
 
 
 def test_tail_after_metadata_outage_ends_with_its_ledger() -> None:
@@ -240,7 +240,7 @@ def test_tail_after_metadata_outage_ends_with_its_ledger() -> None:
         assert len(refused) == 2
         assert len(memory(other)._watches) == before
 
-    run(test)
+    run_virtually(test)
 
 
 def test_tail_of_a_closed_ledger_gives_all_its_entries() -> None:
@@ -254,7 +254,7 @@ def test_tail_of_a_closed_ledger_gives_all_its_entries() -> None:
         assert [entry.entry_id async for entry in reader.tail(3)] == [3, 4]
         assert [entry.entry_id async for entry in reader.tail(5)] == []
 
-    run(test)
+    run_virtually(test)
 
 
 def test_tail_of_a_ledger_that_was_closed_meanwhile_gives_its_last_entries() -> None:
@@ -268,4 +268,4 @@ def test_tail_of_a_ledger_that_was_closed_meanwhile_gives_its_last_entries() -> 
         assert not reader.is_closed, "as far as it knows"
         assert [entry.entry_id async for entry in reader.tail(0)] == [0, 1, 2, 3, 4]
 
-    run(test)
+    run_virtually(test)

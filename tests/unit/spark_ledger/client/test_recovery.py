@@ -17,7 +17,7 @@ from spark_ledger.protocol.recovery import RecoveryMachine
 from spark_ledger.runs import EntryRun
 from spark_ledger.transport.base import ReadChunk
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId, LedgerState
-from tests.unit.spark_ledger.client.world import World, run
+from tests.unit.spark_ledger.client.world import World, run, run_virtually
 
 PAYLOADS = [b"entry %d" % n * (n + 1) for n in range(23)]
 
@@ -81,7 +81,7 @@ def test_everything_behind_the_last_add_confirmed_is_found(
         assert reader.metadata.length == sum(map(len, PAYLOADS))
         assert [e.payload async for e in reader.read(0, len(PAYLOADS) - 1)] == PAYLOADS
 
-    run(test, bookies=5)
+    run_virtually(test, bookies=5)
 
 
 @pytest.mark.parametrize("quorums", [(3, 3, 2), (5, 3, 2), (4, 2, 1)])
@@ -102,7 +102,7 @@ def test_the_length_of_a_ledger_whose_end_was_known_is_that_of_its_last_entry(
         assert reader.last_add_confirmed == 7
         assert reader.metadata.length == sum(map(len, PAYLOADS[:8]))
 
-    run(test, bookies=5)
+    run_virtually(test, bookies=5)
 
 
 @pytest.mark.parametrize("quorums", [(3, 3, 2), (5, 3, 2)])
@@ -120,7 +120,7 @@ def test_what_is_found_is_written_back_to_all_of_its_bookies(quorums: tuple[int,
         assert got == {entry_id: frame for entry_id, frame in held.items() if entry_id >= first}
         assert first <= 2, "only what was confirmed before is not looked at"
 
-    run(test, bookies=5)
+    run_virtually(test, bookies=5)
 
 
 def test_recovery_requests_all_fence_with_the_access_key() -> None:
@@ -146,6 +146,7 @@ def test_recovery_requests_all_fence_with_the_access_key() -> None:
         await other.open_ledger(writer.ledger_id, recover=True, password=b"secret")
         assert asked == {("read", True, True), ("end", True, True)}
 
+    # In real time: a password is turned into keys in a thread.
     run(test)
 
 
@@ -191,7 +192,7 @@ def test_unreadable_length_fails_the_recovery_and_leaves_the_ledger() -> None:
         reader = await other.open_ledger(writer.ledger_id, recover=True)
         assert (reader.last_add_confirmed, reader.metadata.length) == (0, len(b"three"))
 
-    run(test, bookies=4)
+    run_virtually(test, bookies=4)
 
 
 def test_a_bug_of_ours_ends_the_recovery_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +209,7 @@ def test_a_bug_of_ours_ends_the_recovery_with_an_error(monkeypatch: pytest.Monke
             async with asyncio.timeout(5):
                 await client.open_ledger(writer.ledger_id, recover=True)
 
-    run(test)
+    run_virtually(test)
 
 
 @pytest.mark.parametrize("quorums", [(1, 1, 1), (3, 3, 2), (4, 2, 1)])
@@ -246,4 +247,4 @@ def test_read_that_a_busy_bookie_breaks_off_goes_on_where_it_was(
         for firsts in asked.values():
             assert firsts == sorted(set(firsts)), "nothing is asked for twice"
 
-    run(test, bookies=5)
+    run_virtually(test, bookies=5)

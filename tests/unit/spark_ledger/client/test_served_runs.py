@@ -13,7 +13,7 @@ from spark_ledger.errors import DigestMismatchError, RecoveryError
 from spark_ledger.runs import EntryRun
 from spark_ledger.transport.base import ReadChunk
 from spark_ledger.types import EntryId, LedgerId
-from tests.unit.spark_ledger.client.world import World, run
+from tests.unit.spark_ledger.client.world import World, run_virtually
 
 Serve = Callable[[EntryRun], EntryRun | None]
 PAYLOADS = [b"0", b"1", b"2"]
@@ -85,7 +85,7 @@ def test_entries_of_another_ledger_are_not_those_asked_for() -> None:
         with pytest.raises(RecoveryError):
             await client.open_ledger(ledger_id, recover=True)
 
-    run(test, bookies=1)
+    run_virtually(test, bookies=1)
 
 
 @pytest.mark.parametrize("serve", [empty, under_another_number, with_numbers_that_are_too_few])
@@ -101,7 +101,7 @@ def test_what_was_not_asked_for_is_fetched_from_another_replica(serve: Serve) ->
         recovered = await client.open_ledger(ledger_id, recover=True)
         assert [entry.payload async for entry in recovered.read(0, 2)] == PAYLOADS
 
-    run(test, bookies=2)
+    run_virtually(test, bookies=2)
 
 
 def test_nothing_is_delivered_beyond_the_entry_that_was_asked_for_last() -> None:
@@ -114,7 +114,7 @@ def test_nothing_is_delivered_beyond_the_entry_that_was_asked_for_last() -> None
         with pytest.raises(DigestMismatchError, match="asked for"):
             await read(client, ledger_id, 1, 0)
 
-    run(test, bookies=1)
+    run_virtually(test, bookies=1)
 
 
 def test_an_answer_that_just_ends_is_no_denial() -> None:
@@ -133,7 +133,7 @@ def test_an_answer_that_just_ends_is_no_denial() -> None:
         with pytest.raises(RecoveryError):
             await client.open_ledger(ledger_id, recover=True)
 
-    run(test, bookies=1)
+    run_virtually(test, bookies=1)
 
 
 def test_entries_before_a_damaged_one_are_delivered() -> None:
@@ -153,7 +153,7 @@ def test_entries_before_a_damaged_one_are_delivered() -> None:
                 got.append(entry.payload)  # noqa: PERF401 - what came before the error
         assert got == [b"0"]
 
-    run(test, bookies=1)
+    run_virtually(test, bookies=1)
 
 
 def test_a_reader_that_is_not_read_from_fetches_no_more() -> None:
@@ -176,7 +176,7 @@ def test_a_reader_that_is_not_read_from_fetches_no_more() -> None:
             got += batch
         assert [entry.entry_id for entry in got] == list(range(40))
 
-    run(test, bookies=1)
+    run_virtually(test, bookies=1)
 
 
 @pytest.mark.parametrize("damaged", range(3))
@@ -192,4 +192,4 @@ def test_damaged_entry_of_an_answer_is_read_from_another_replica(damaged: int) -
         serving(client, bookie, lambda r: served if r.first_entry == 0 else None)
         assert await read(client, ledger_id, 2, hint=0) == PAYLOADS
 
-    run(test, bookies=2)
+    run_virtually(test, bookies=2)

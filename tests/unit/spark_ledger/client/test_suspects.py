@@ -19,7 +19,7 @@ from spark_ledger.limits.client import (
 from spark_ledger.transport.base import BookieDescription
 from spark_ledger.transport.memory import MemoryTransport
 from spark_ledger.types import BookieId
-from tests.unit.spark_ledger.client.world import World, run
+from tests.unit.spark_ledger.client.world import World, run_virtually
 from tests.unit.virtual_time import run_in_virtual_time
 
 
@@ -73,7 +73,7 @@ def test_one_that_answers_is_found_behind_many_that_do_not() -> None:
         assert suspects.now() == set(silent)
         await suspects.close()
 
-    asyncio.run(main())
+    run_in_virtual_time(main())
 
 
 def test_probes_are_bounded() -> None:
@@ -89,7 +89,7 @@ def test_probes_are_bounded() -> None:
         assert sorted(transport.asked) == asked
         await suspects.close()
 
-    asyncio.run(main())
+    run_in_virtual_time(main())
 
 
 @pytest.mark.parametrize("answering", [True, False])
@@ -106,7 +106,7 @@ def test_many_writers_ask_once(answering: bool) -> None:
         await suspects.answers(BookieId("b"))
         assert len(transport.asked) == 2
 
-    asyncio.run(main())
+    run_in_virtual_time(main())
 
 
 def test_bookie_that_fails_after_it_answered_is_asked_again() -> None:
@@ -119,7 +119,7 @@ def test_bookie_that_fails_after_it_answered_is_asked_again() -> None:
         assert not await suspects.answers(BookieId("b"))
         assert suspects.now() == {"b"}
 
-    asyncio.run(main())
+    run_in_virtual_time(main())
 
 
 def test_caller_that_leaves_does_not_end_the_question_for_others() -> None:
@@ -135,7 +135,7 @@ def test_caller_that_leaves_does_not_end_the_question_for_others() -> None:
         assert leaves.cancelled()
         assert len(transport.asked) == 1
 
-    asyncio.run(main())
+    run_in_virtual_time(main())
 
 
 def test_close_answers_whoever_waits() -> None:
@@ -146,7 +146,7 @@ def test_close_answers_whoever_waits() -> None:
         await suspects.close()
         assert not await asyncio.wait_for(waits, 5)
 
-    asyncio.run(main())
+    run_in_virtual_time(main())
 
 
 def test_writers_that_lose_the_same_bookie_share_its_probes() -> None:
@@ -171,7 +171,7 @@ def test_writers_that_lose_the_same_bookie_share_its_probes() -> None:
         for writer in writers:
             await writer.close()
 
-    run(test)
+    run_virtually(test)
 
 
 async def flap(suspects: Suspects, bookie_id: BookieId, times: int, every_s: float) -> None:

@@ -18,7 +18,7 @@ from spark_ledger.errors import (
 from spark_ledger.limits import KIB
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
 from spark_ledger.types import LedgerState
-from tests.unit.spark_ledger.client.world import World, run
+from tests.unit.spark_ledger.client.world import World, run, run_virtually
 
 
 def lose(client: LedgerClient, operation: str, outcomes: Sequence[Outcome]) -> list[Outcome]:
@@ -53,7 +53,7 @@ def test_frame_carries_the_last_add_confirmed_of_when_it_was_sent() -> None:
         lengths = [entry.length async for entry in reader.read(0, 6)]
         assert lengths == [1, 2, 3, 4, 12, 20, 28]
 
-    run(test)
+    run_virtually(test)
 
 
 def test_frame_never_names_unconfirmed_entries_as_confirmed() -> None:
@@ -76,7 +76,7 @@ def test_frame_never_names_unconfirmed_entries_as_confirmed() -> None:
         reader = await client.open_ledger(writer.ledger_id)
         assert [entry.last_add_confirmed async for entry in reader.read(0, 2)] == [-1, -1, -1]
 
-    run(test)
+    run_virtually(test)
 
 
 def test_an_idle_writer_tells_readers_its_last_entry_with_its_key() -> None:
@@ -90,6 +90,7 @@ def test_an_idle_writer_tells_readers_its_last_entry_with_its_key() -> None:
                 await asyncio.sleep(0.01)
                 await reader.refresh()
 
+    # In real time: a password is turned into keys in a thread.
     run(test)
 
 
@@ -115,7 +116,7 @@ def test_a_lost_answer_of_the_metadata_store_is_looked_up(outcome: Outcome) -> N
         assert reader.is_closed
         assert reader.last_add_confirmed == writer.last_add_confirmed
 
-    run(test, bookies=4)
+    run_virtually(test, bookies=4)
 
 
 @pytest.mark.parametrize("outcome", [Outcome.LOST_REPLY, Outcome.LOST_REQUEST])
@@ -138,7 +139,7 @@ def test_a_recovery_looks_lost_answers_up(outcome: Outcome) -> None:
         assert reader.metadata.state is LedgerState.CLOSED
         assert reader.last_add_confirmed == 0
 
-    run(test)
+    run_virtually(test)
 
 
 def test_lost_reply_is_looked_up_when_the_store_is_back() -> None:
@@ -158,7 +159,7 @@ def test_lost_reply_is_looked_up_when_the_store_is_back() -> None:
         await writer.close()
         assert script == {"transaction": [], "get": []}
 
-    run(test)
+    run_virtually(test)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +187,7 @@ def test_close_with_store_away_for_good_says_whether_it_may_have_happened(
                 await writer.close()
         assert raised.value.outcome_unknown is (error is OutcomeUnknownError)
 
-    run(test)
+    run_virtually(test)
 
 
 def test_closing_waits_for_what_was_appended_without_waiting() -> None:
@@ -213,7 +214,7 @@ def test_closing_waits_for_what_was_appended_without_waiting() -> None:
             b"4",
         ]
 
-    run(test)
+    run_virtually(test)
 
 
 def test_closing_gives_the_slowest_replica_a_moment() -> None:
@@ -233,7 +234,7 @@ def test_closing_gives_the_slowest_replica_a_moment() -> None:
         await closing
         assert list(slow.ledgers[writer.ledger_id].entries) == [0]
 
-    run(test)
+    run_virtually(test)
 
 
 def test_takeover_fails_adds_in_flight_and_queued() -> None:
@@ -257,7 +258,7 @@ def test_takeover_fails_adds_in_flight_and_queued() -> None:
         reader = await other.open_ledger(writer.ledger_id, recover=True)
         assert reader.last_add_confirmed == 0
 
-    run(test)
+    run_virtually(test)
 
 
 def test_room_comes_back_as_entries_are_confirmed() -> None:
@@ -280,7 +281,7 @@ def test_room_comes_back_as_entries_are_confirmed() -> None:
             for n in range(3, 20):
                 assert await writer.append(bytes(40 * KIB)) == n
 
-    run(test)
+    run_virtually(test)
 
 
 def test_producer_waiting_for_room_is_told_of_the_end() -> None:
@@ -299,7 +300,7 @@ def test_producer_waiting_for_room_is_told_of_the_end() -> None:
             outcomes = await asyncio.gather(*futures, flushing, waiting, return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [EnsembleLostError] * 4
 
-    run(test)
+    run_virtually(test)
 
 
 def test_a_dead_bookie_is_not_taken_for_its_own_replacement() -> None:
@@ -316,7 +317,7 @@ def test_a_dead_bookie_is_not_taken_for_its_own_replacement() -> None:
         assert len(writer.metadata.fragments) == 1
         await writer.close()
 
-    run(test)
+    run_virtually(test)
 
 
 def test_closed_ledger_counts_as_load_of_no_bookie() -> None:
@@ -341,4 +342,4 @@ def test_closed_ledger_counts_as_load_of_no_bookie() -> None:
         await writer.close()
         assert set(client._context.load.values()) == {0}
 
-    run(test, bookies=5)
+    run_virtually(test, bookies=5)

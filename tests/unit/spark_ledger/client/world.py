@@ -80,7 +80,11 @@ async def world(bookies: int = 3, racks: int = 0) -> AsyncIterator[World]:
 
 
 def run(test: Callable[[World], Awaitable[None]], *, bookies: int = 3) -> None:
-    """Run an async test against a fresh world, in at most 20 seconds."""
+    """Run an async test against a fresh world, in at most 20 seconds of real time.
+
+    For what works in threads, as passwords do, and for bugs that would ask again and again: virtual
+    time would stand still then. All others are quicker with ``run_virtually``.
+    """
     asyncio.run(_tested(test, bookies))
 
 

@@ -136,6 +136,30 @@ def test_keeper_that_is_not_elected_any_more_notes_nothing() -> None:
     run(test)
 
 
+def test_note_that_somebody_else_has_changed_is_read_again_by_the_next_sweep() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        stream = await new_stream(client)
+        await closed_commits(world, stream, 6)
+        path, clock = dropped_path(stream.config.stream_id), Clock()
+        cared = await elected(world, clock)
+        await stream.retention.truncate((2,))
+        await cared._stream_keeper.sweep()
+        note = await client.store.get(path)
+        await client.store.put(path, note.value, note.version)
+        await stream.retention.truncate((4,))
+        errors = []
+        for _ in range(3):
+            clock.now += 20.0
+            await cared._stream_keeper.sweep()
+            errors.append(bool(cared._stream_keeper.last_error))
+        assert errors == [True, False, False]
+        found = await read_dropped(client.store, stream.config.stream_id)
+        assert found is not None and found.value.looks[-1][1] == 4
+
+    run(test)
+
+
 @pytest.mark.parametrize("sink_records_s", [0.0, 86_400.0])
 def test_sweep_visits_each_stream_once(sink_records_s: float) -> None:
     async def test(world: World) -> None:

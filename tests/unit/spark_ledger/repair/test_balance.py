@@ -144,7 +144,7 @@ def evened(
             moves.append(move)
         if len(moves) == before:
             break
-        assert len(moves) < 10_000, "moves end"
+        assert len(moves) < 1_000, "moves end"
     return found, moves, stored
 
 

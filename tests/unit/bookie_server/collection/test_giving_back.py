@@ -1,0 +1,204 @@
+"""Copies of closed ledgers that the metadata name elsewhere are given back (rule G9)."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bookie_server.collection.collector import LedgerCollector
+from spark_ledger.metadata.collection import CollectionOrder, PassReport
+from spark_ledger.metadata.ledgers import LedgerStore, ledger_path
+from spark_ledger.metadata.memory import Fault, Outcome
+from spark_ledger.types import BookieId, LedgerId
+from tests.unit.bookie_server.collection.cluster import BOOKIE, BYTES, World
+from tests.unit.virtual_time import run_in_virtual_time
+
+THIRD = BookieId("bookie-3")
+
+
+async def whole_pass(world: World, collector: LedgerCollector | None = None) -> PassReport:
+    return await (collector or world.collector()).run_pass(whole=True)
+
+
+def test_closed_ledgers_that_are_named_elsewhere_go_and_all_others_stay() -> None:
+    async def main() -> None:
+        world = World()
+        await world.make(1, 2, 3, 4, 5)
+        await world.make(6, key=b"")
+        await world.move(2, 6)
+        await world.move(3, is_closed=False)
+        await world.move(4, to=BOOKIE)
+        report = await whole_pass(world)
+        assert world.shelf.deleted == [2]
+        assert (report.held, report.candidates, report.deleted) == (6, 1, 1)
+        assert (report.freed_bytes, report.aborted) == (BYTES, "")
+        assert 2 not in world.shelf.giving_back
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize(("whole", "order"), [(False, ""), (True, ""), (False, "token")])
+def test_pass_that_reads_lists_only_gives_nothing_back(whole: bool, order: str) -> None:
+    async def main() -> None:
+        world = World()
+        await world.make(*range(1, 10))
+        await world.move(2)
+        await world.collector().run_pass(CollectionOrder(token=order), whole=whole)
+        assert world.shelf.deleted == ([2] if whole or order else [])
+
+    run_in_virtual_time(main())
+
+
+def test_metadata_are_changed_before_the_copy_goes_and_after_nobody_may_count_on_it() -> None:
+    """Who has copied to this bookie, and names it a moment later, has to hear of it."""
+
+    async def main() -> None:
+        world = World()
+        await world.make(1)
+        await world.move(1)
+        ledgers = LedgerStore(world.operator)
+        before = await ledgers.read(LedgerId(1))
+        seen: list[str] = []
+        put = world.store.put
+
+        async def watched(path: str, data: bytes, version: int) -> int:
+            if path == ledger_path(LedgerId(1)):
+                seen.append("vouched for" if 1 not in world.shelf.giving_back else "changed")
+            return await put(path, data, version)
+
+        world.store.put = watched  # type: ignore[method-assign]
+        world.shelf.before_delete = lambda: seen.append(
+            "deleted" if 1 in world.shelf.giving_back else "vouched for"
+        )
+        await whole_pass(world)
+        after = await ledgers.read(LedgerId(1))
+        assert seen == ["changed", "deleted"]
+        assert (after.value, after.version) == (before.value, before.version + 1)
+
+    run_in_virtual_time(main())
+
+
+def test_copy_that_is_named_again_between_the_looks_stays() -> None:
+    async def main() -> None:
+        world = World()
+        await world.make(1, 2)
+        await world.move(1, 2)
+
+        put = world.store.put
+
+        async def after_a_rename(path: str, data: bytes, version: int) -> int:
+            if path == ledger_path(LedgerId(1)):
+                await world.move(1, to=BOOKIE)
+            return await put(path, data, version)
+
+        world.store.put = after_a_rename  # type: ignore[method-assign]
+        report = await whole_pass(world)
+        assert world.shelf.deleted == [2]
+        assert report.aborted == ""
+        assert 1 not in world.shelf.giving_back, "it is vouched for again"
+
+    run_in_virtual_time(main())
+
+
+def test_move_to_a_third_bookie_meanwhile_is_left_to_the_next_pass() -> None:
+    async def main() -> None:
+        world = World()
+        await world.make(1)
+        await world.move(1)
+        put, moves = world.store.put, [THIRD]
+
+        async def after_a_rename(path: str, data: bytes, version: int) -> int:
+            if path == ledger_path(LedgerId(1)) and moves:
+                await world.move(1, to=moves.pop())
+            return await put(path, data, version)
+
+        world.store.put = after_a_rename  # type: ignore[method-assign]
+        collector = world.collector()
+        await whole_pass(world, collector)
+        assert not world.shelf.deleted
+        await whole_pass(world, collector)
+        assert world.shelf.deleted == [1]
+
+    run_in_virtual_time(main())
+
+
+def test_change_of_which_nobody_knows_whether_it_was_made_deletes_nothing() -> None:
+    async def main() -> None:
+        lost, path = [Fault(Outcome.LOST_REPLY)], ledger_path(LedgerId(1))
+
+        def interpose(name: str, what: str) -> Fault:
+            return lost.pop() if name == "put" and what == path and lost else Fault()
+
+        world = World(interpose)
+        await world.make(1)
+        await world.move(1)
+        collector = world.collector()
+        report = await whole_pass(world, collector)
+        assert report.aborted
+        assert not world.shelf.deleted
+        assert 1 not in world.shelf.giving_back
+        assert (await whole_pass(world, collector)).deleted == 1
+
+    run_in_virtual_time(main())
+
+
+def test_disk_that_fails_ends_the_pass_and_what_is_left_is_vouched_for() -> None:
+    async def main() -> None:
+        world = World()
+        await world.make(1)
+        await world.move(1)
+
+        def fail() -> None:
+            raise OSError("no more")
+
+        world.shelf.before_delete = fail
+        report = await whole_pass(world)
+        assert "no more" in report.aborted
+        assert 1 not in world.shelf.giving_back
+
+    run_in_virtual_time(main())
+
+
+def test_bookie_of_which_everything_is_elsewhere_needs_no_operators_word() -> None:
+    """No list was read that could be half: each node says who holds the copies (rule G6)."""
+
+    async def main() -> None:
+        world = World()
+        await world.make(*range(1, 21))
+        await world.move(*range(1, 21))
+        report = await whole_pass(world, world.collector(freely=1, share_max=0.01))
+        assert (report.deleted, report.aborted) == (20, "")
+
+    run_in_virtual_time(main())
+
+
+def test_daily_pass_is_whole_and_the_others_are_not() -> None:
+    async def main() -> None:
+        world = World()
+        await world.make(*range(1, 10))
+        world.interval_s, world.whole_interval_s = 10.0, 30.0
+        collector, passes = world.collector(), list[bool]()
+        run_pass = collector.run_pass
+
+        async def counted(
+            order: CollectionOrder | None = None, *, whole: bool = False
+        ) -> PassReport:
+            passes.append(whole)
+            return await run_pass(order, whole=whole)
+
+        collector.run_pass = counted  # type: ignore[method-assign]
+        await world.move(2)
+        collector.start()
+        try:
+            await asyncio.sleep(20.0)
+            whole_at = [n for n, whole in enumerate(passes) if whole]
+            assert whole_at, "the first one comes within a quarter of the interval"
+            await asyncio.sleep(100.0)
+            whole_at = [n for n, whole in enumerate(passes) if whole]
+            assert 3 <= len(whole_at) <= 5 < len(passes)
+            assert world.shelf.deleted == [2]
+        finally:
+            await collector.stop()
+
+    run_in_virtual_time(main())
