@@ -150,7 +150,7 @@ class World:
     def slow(self, name: str, factor: float) -> None:
         """Make a server's disk and links slower by a factor."""
         self.hosts[name].slowness = factor
-        self.fault(f"{factor:g} times as slow", name)
+        self.fault(f"{factor:g} times as slow" if factor > 1.0 else "no longer slow", name)
 
     # -- events and effects ------------------------------------------------------------------------
 
