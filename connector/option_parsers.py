@@ -10,9 +10,10 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timezone, tzinfo
 from pathlib import Path
 from typing import Final, Literal
+from zoneinfo import ZoneInfo
 
 import msgspec
 
@@ -247,6 +248,38 @@ def parse_times_ms(text: str) -> int | TimesByStream:
     if by_stream is None:
         return parse_timestamp_ms(text)
     return TimesByStream({name: parse_timestamp_ms(each) for name, each in by_stream.items()})
+
+
+def parse_zone(text: str) -> tzinfo:
+    """A time zone, as Spark's session has it: ``Europe/Berlin`` or ``+02:00``."""
+    name = text.strip()
+    try:
+        if name[:1] in ("+", "-"):
+            offset = datetime.strptime(name, "%z").utcoffset()
+            assert offset is not None, "it was read as one"
+            return timezone(offset)
+        return ZoneInfo(name)
+    except (KeyError, ValueError, OSError):  # ZoneInfo raises each of them
+        raise ValueError("needs a time zone such as Europe/Berlin or +02:00") from None
+
+
+def in_zone(text: str, zone: tzinfo) -> str:
+    """What ``parse_times_ms`` takes, with a zone for times that have none."""
+    by_stream = _by_stream(text)
+    if by_stream is None:
+        return _in_zone(text.strip(), zone)
+    times = {name: _in_zone(each.strip(), zone) for name, each in by_stream.items()}
+    return msgspec.json.encode(times).decode()
+
+
+def _in_zone(text: str, zone: tzinfo) -> str:
+    if text.isdecimal():  # milliseconds, which could be read as a date
+        return text
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        return text  # ``parse_times_ms`` says what is wrong
+    return text if when.tzinfo is not None else when.replace(tzinfo=zone).isoformat()
 
 
 def _has_numbers(values: Mapping[str, str]) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
+from datetime import tzinfo
 from typing import Final, NamedTuple, TypeVar
 
 from connector.foreign_options import instead_of
@@ -21,6 +22,7 @@ from connector.option_parsers import (
     PositionJson,
     PositionsByStream,
     Secret,
+    in_zone,
     parse_boolean,
     parse_columns,
     parse_event_time_us,
@@ -35,6 +37,7 @@ from connector.option_parsers import (
     parse_times_ms,
     parse_transaction,
     parse_whole_number,
+    parse_zone,
 )
 from spark_ledger.amounts import parse_duration_s, parse_size_bytes
 from spark_ledger.errors import ConfigurationError
@@ -76,6 +79,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("startingTransaction", parse_transaction, READ),
     Option("endingPosition", parse_positions, READ, BATCH, "a streaming query has no end"),
     Option("endingTimestamp", parse_times_ms, READ, BATCH, "a streaming query has no end"),
+    Option("timeZone", parse_zone, READ),
     Option("startingEventTime", parse_event_time_us, READ),
     Option("endingEventTime", parse_event_time_us, READ),
     Option("keyEquals", parse_key, READ),
@@ -201,6 +205,7 @@ def parse_options(raw: Mapping[str, str], direction: str, mode: str) -> ParsedOp
     for given in raw:
         if given.lower() in _REFUSED or instead_of(given) is not None:
             raise _unknown(given)
+    zone = next((text for given, text in raw.items() if given.lower() == "timezone"), None)
     for given, text in raw.items():
         key = given.lower()
         if key in SPARK_KEYS:
@@ -219,11 +224,15 @@ def parse_options(raw: Mapping[str, str], direction: str, mode: str) -> ParsedOp
             raise ConfigurationError(
                 f"option {option.name} is for {option.mode} queries only: {option.instead}"
             )
-        values[key] = _parse_one(option, text)
+        values[key] = _parse_one(option, text, zone)
     return ParsedOptions(values)
 
 
-def _parse_one(option: Option, text: str) -> object:
+def _parse_one(option: Option, text: str, zone: str | None) -> object:
+    if zone is not None and option.parse is parse_times_ms:
+        known = _parse_one(_BY_KEY["timezone"], zone, None)
+        assert isinstance(known, tzinfo), "that is what it parses to"
+        text = in_zone(text, known)
     try:
         return option.parse(text)
     except ValueError as error:

@@ -16,7 +16,7 @@ from spark_ledger.limits.client import (
     TAIL_FETCH_BYTES_MAX,
     TAIL_KEPT_BYTES_MAX,
 )
-from spark_ledger.types import NO_ENTRY, EntryId, Fragment, LedgerMetadata
+from spark_ledger.types import NO_ENTRY, EntryId, Fragment, LedgerMetadata, Versioned
 
 T = TypeVar("T")
 
@@ -35,6 +35,7 @@ class Follower(Protocol):
     @property
     def last_add_confirmed(self) -> EntryId: ...
     def wait_for_newer(self, wait_s: float, /) -> Awaitable[EntryId]: ...
+    def read_metadata(self) -> Awaitable[Versioned[LedgerMetadata]]: ...
     def read_batches(
         self, first: int, last: int, *, unconfirmed: bool = False
     ) -> AsyncGenerator[EntryBatch, None]: ...
@@ -103,10 +104,11 @@ class FollowedLedger:
     """One ledger that tails of one client follow (rule P24). Belongs to the client's loop.
 
     The first tail makes it, the last one that leaves forgets it, with all that it keeps. Tails that
-    know the same last add confirmed share a long poll. If there is more than one tail, the poll
-    reads what is new before it tells of it, and the entries are kept for all of them: until each
-    has taken them, and at most ``TAIL_KEPT_BYTES_MAX``. A tail that needs others reads for itself,
-    and so does each if a shared read fails: then it has the errors that it would have alone.
+    know the same last add confirmed share a long poll, and those that hear of a change share a read
+    of the metadata. If there is more than one tail, the poll reads what is new before it tells of
+    it, and the entries are kept for all of them: until each has taken them, and at most
+    ``TAIL_KEPT_BYTES_MAX``. A tail that needs others reads for itself, and so does each if a shared
+    read fails: then it has the errors that it would have alone.
     """
 
     def __init__(self) -> None:
@@ -114,6 +116,8 @@ class FollowedLedger:
         """The highest last add confirmed that one of the tails believes."""
         self._tails: set[Follower] = set()
         self._polls: list[_Poll] = []
+        self._metadata: SharedCall[Versioned[LedgerMetadata]] | None = None
+        """A read of the metadata that has not begun."""
         self._fetch: tuple[int, SharedCall[None]] | None = None
         self._failed_at: int | None = None
         """Where the last shared read failed."""
@@ -165,6 +169,19 @@ class FollowedLedger:
                 await self._read_and_keep(tail, first, newest)
         self.newest = max(self.newest, newest)
         return newest
+
+    # -- metadata ----------------------------------------------------------------------------------
+
+    async def read_metadata(self, tail: Follower) -> Versioned[LedgerMetadata]:
+        """The metadata as they are stored now. All tails hear of a change in the same moment; one
+        reads for those that ask before the read has begun."""
+        if self._metadata is None or self._metadata.is_over:
+            self._metadata = SharedCall(self._read_metadata(tail))
+        return await self._metadata.result()
+
+    async def _read_metadata(self, tail: Follower) -> Versioned[LedgerMetadata]:
+        self._metadata = None  # who asks from now on may have heard of a later change
+        return await tail.read_metadata()
 
     # -- entries -----------------------------------------------------------------------------------
 

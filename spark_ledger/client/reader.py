@@ -90,7 +90,13 @@ class LedgerReader:
             self._last_add_confirmed = max(self._last_add_confirmed, newest)
 
     async def _refresh_metadata(self) -> None:
-        ledger = await self._context.ledgers.read_latest(self.ledger_id)
+        self.renew(await self._read_metadata())
+
+    async def _read_metadata(self) -> Versioned[LedgerMetadata]:
+        return await self._context.ledgers.read_latest(self.ledger_id)
+
+    def renew(self, ledger: Versioned[LedgerMetadata]) -> None:
+        """Take metadata of this ledger that were read, unless those at hand are newer."""
         if ledger.version >= self._ledger.version:
             self._ledger = ledger
 
@@ -246,7 +252,7 @@ class LedgerReader:
                 self,
                 self._context,
                 key=(self.ledger_id, self.metadata.incarnation, self._access_key),
-                refresh_metadata=self._refresh_metadata,
+                read_metadata=self._read_metadata,
                 wait_for_newer=self._wait_for_newer,
             )
             batches = tail.batches(start, idle_timeout)

@@ -31,7 +31,7 @@ from spark_ledger.limits.client import (
 )
 from spark_ledger.limits.entries import LONG_POLL_S_MAX
 from spark_ledger.limits.metadata import METADATA_RETRY_DELAY_S
-from spark_ledger.types import NO_ENTRY, EntryId, LedgerId, LedgerMetadata
+from spark_ledger.types import NO_ENTRY, EntryId, LedgerId, LedgerMetadata, Versioned
 
 
 class Followed(Protocol):
@@ -46,6 +46,7 @@ class Followed(Protocol):
     @property
     def last_add_confirmed(self) -> EntryId: ...
     def learn(self, confirmed: EntryId) -> None: ...
+    def renew(self, ledger: Versioned[LedgerMetadata]) -> None: ...
     def read_batches(
         self, first: int, last: int, *, unconfirmed: bool = False
     ) -> AsyncGenerator[EntryBatch, None]: ...
@@ -54,9 +55,9 @@ class Followed(Protocol):
 class Tail:
     """One tail of one reader; used once.
 
-    ``refresh_metadata`` reads the metadata into the reader. ``wait_for_newer`` asks bookies for a
-    last add confirmed above the reader's, for as many seconds, and tells the one that is believed.
-    ``key`` is shown by all tails that may share what they learn.
+    ``read_metadata`` reads the metadata as they are stored now. ``wait_for_newer`` asks bookies for
+    a last add confirmed above the reader's, for as many seconds, and tells the one that is
+    believed. ``key`` is shown by all tails that may share what they learn.
     """
 
     def __init__(
@@ -65,13 +66,13 @@ class Tail:
         context: ClientContext,
         *,
         key: FollowedKey,
-        refresh_metadata: Callable[[], Awaitable[None]],
+        read_metadata: Callable[[], Awaitable[Versioned[LedgerMetadata]]],
         wait_for_newer: Callable[[float], Awaitable[EntryId]],
     ) -> None:
         self._reader = reader
         self._context = context
         self._key = key
-        self._refresh_metadata = refresh_metadata
+        self.read_metadata = read_metadata
         self.wait_for_newer = wait_for_newer
         self.read_batches = reader.read_batches
         self._loop = asyncio.get_running_loop()
@@ -95,7 +96,7 @@ class Tail:
         self._changed.set()
         watch = self._context.ledgers.watch(self._reader.ledger_id, self._changed.set)
         shared = self._context.followed.join(self._key, self)
-        follower = self._loop.create_task(self._follow_metadata())
+        follower = self._loop.create_task(self._follow_metadata(shared))
         follower.add_done_callback(self._wake)
         try:
             async with cancelled_at_exit(follower):
@@ -183,14 +184,14 @@ class Tail:
         if self._news is not None and not self._news.done():
             self._news.set_result(NO_ENTRY)
 
-    async def _follow_metadata(self) -> None:
+    async def _follow_metadata(self, shared: FollowedLedger) -> None:
         """Read the metadata after each change, as often as it takes."""
         pause_s = METADATA_RETRY_DELAY_S
         while self._error is None:
             await self._changed.wait()
             self._changed.clear()
             try:
-                await self._refresh_metadata()
+                self._reader.renew(await shared.read_metadata(self))
             except MetadataUnavailableError:
                 self._is_away = True
                 self._looked.set()

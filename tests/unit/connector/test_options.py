@@ -223,6 +223,44 @@ def test_timestamps(monkeypatch: pytest.MonkeyPatch, text: str, zone: str) -> No
     assert found == ending == 1767225600000
 
 
+@pytest.mark.parametrize(
+    ("text", "zone", "utc"),
+    [
+        ("2026-07-01T12:00", "Asia/Kathmandu", "2026-07-01T06:15:00Z"),
+        ("2026-07-01 12:00:00.5", "+05:45", "2026-07-01T06:15:00.5Z"),
+        ("2026-07-01", " Europe/Berlin ", "2026-06-30T22:00:00Z"),
+        ("2026-12-01", "Europe/Berlin", "2026-11-30T23:00:00Z"),
+        ("2026-10-25T02:30", "Europe/Berlin", "2026-10-25T00:30:00Z"),
+        ("2026-07-01T12:00-03:00", "Europe/Berlin", "2026-07-01T15:00:00Z"),
+        ("2026-07-01T12:00Z", "-08:00", "2026-07-01T12:00:00Z"),
+        ("20260701", "+05:45", "1970-01-01T05:37:40.701Z"),
+    ],
+)
+def test_time_without_a_zone_is_in_the_zone_that_is_given(text: str, zone: str, utc: str) -> None:
+    expected = parse_timestamp_ms(utc)
+    assert read(startingTimestamp=text, timeZone=zone).start_timestamp_ms == expected
+    assert read(timezone=zone, startingTimestamp=text).start_timestamp_ms == expected
+    assert read(False, endingTimestamp=text, timeZone=zone).end_timestamp_ms == expected
+    times = f'{{"a": "{text}", "b": 5}}'
+    raw = {"streams": "a,b", "startingTimestamp": times, "timeZone": zone}
+    several = read_options({"metadata": URI, **raw}, streaming=True).several
+    assert several is not None and several.start_times_ms == {"a": expected, "b": 5}
+
+
+def test_zone_changes_no_event_time() -> None:
+    """One of a column without a zone has none either."""
+    times = {"startingEventTime": "2026-07-01", "endingEventTime": "2026-07-02"}
+    assert read(**times, timeZone="+05:45").where == read(**times).where
+
+
+@pytest.mark.parametrize("zone", ["", "Europe", "Berlin", "+2", "../../etc/passwd", "/etc/group"])
+def test_zone_that_there_is_not_is_refused(zone: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"option timeZone = .* such as Europe/Berlin"):
+        read(startingTimestamp="2026-07-01", timeZone=zone)
+    with pytest.raises(ConfigurationError, match=r"option startingTimestamp = 'soon'.*ISO 8601"):
+        read(startingTimestamp="soon", timeZone="UTC")
+
+
 def test_every_millisecond_of_a_timestamp_is_kept() -> None:
     """As a binary fraction, one time in two hundred is a little less than it says."""
     rng = random.Random(1)

@@ -22,7 +22,7 @@ from tests.unit.spark_ledger.client.world import World, run_virtually
 TAILS = 5
 
 
-def run(test: Callable[[World], Awaitable[None]]) -> None:
+def run(test: Callable[[World], Awaitable[None]], *, bookies: int = 3) -> None:
     """In virtual time; the loop is told of no error that nobody handles."""
     errors: list[object] = []
 
@@ -32,7 +32,7 @@ def run(test: Callable[[World], Awaitable[None]]) -> None:
         gc.collect()
         await asyncio.sleep(0)
 
-    run_virtually(quietly)
+    run_virtually(quietly, bookies=bookies)
     assert errors == []
 
 

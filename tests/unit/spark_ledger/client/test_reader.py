@@ -269,3 +269,28 @@ def test_tail_of_a_ledger_that_was_closed_meanwhile_gives_its_last_entries() -> 
         assert [entry.entry_id async for entry in reader.tail(0)] == [0, 1, 2, 3, 4]
 
     run_virtually(test)
+
+
+def test_read_that_learns_of_a_younger_fragment_goes_on_where_it_was() -> None:
+    """The bookies of the fragment that it knows bring what they have, and deny the rest."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await client.create_ledger()
+        await writer.append(b"0")
+        await writer.flush()
+        reader = await client.open_ledger(writer.ledger_id)
+        old = reader.metadata.last_fragment.bookies
+        for number, bookie_id in enumerate(old, start=1):
+            world.kill(bookie_id)
+            await writer.append(b"%d" % number)
+            await writer.flush()
+        assert not set(old) & set(writer.metadata.last_fragment.bookies)
+        for bookie_id in old:
+            world.revive(bookie_id)
+        reader.learn(EntryId(3))
+        found = [entry.payload async for entry in reader.read(0, 3)]
+        assert found == [b"0", b"1", b"2", b"3"]
+        await writer.close()
+
+    run_virtually(test, bookies=6)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from spark_ledger.client import followed
+from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.reader import LedgerReader
 from spark_ledger.errors import (
     BookieUnavailableError,
@@ -16,6 +17,7 @@ from spark_ledger.errors import (
     LedgerError,
 )
 from spark_ledger.limits.client import TAIL_ENTRY_BYTES
+from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
 from spark_ledger.transport.base import LastConfirmed
 from spark_ledger.types import BookieStatus, EntryId
 from spark_ledger.wire.frame import HmacDigest
@@ -263,5 +265,57 @@ def test_poll_that_fails_fails_all_who_wait() -> None:
         for each in following:
             with pytest.raises(LedgerClosedError):
                 await asyncio.wait_for(each.task, 10)
+
+    run(test)
+
+
+class Held:
+    """Reads of a client's metadata: how many there were. They take as long as they are told to."""
+
+    def __init__(self, client: LedgerClient) -> None:
+        assert isinstance(client.store, MemoryMetadataStore)
+        self.reads, self.delay_s = 0, 0.0
+        client.store.interpose = self._interpose
+
+    def _interpose(self, name: str, path: str) -> Fault:
+        self.reads += name == "get" and path.startswith("ledgers/")
+        return Fault(Outcome.NORMAL, self.delay_s)
+
+
+def test_tails_that_hear_of_a_change_read_the_metadata_once() -> None:
+    async def test(world: World) -> None:
+        client, writer, following = await begun(world)
+        held = Held(client)
+        for bookie_id in writer.metadata.last_fragment.bookies[:1]:
+            world.kill(bookie_id)
+        await writer.append(b"1")
+        for each in following:
+            await each.has(2)
+        await asyncio.sleep(0.5)
+        assert [len(each.reader.metadata.fragments) for each in following] == [2] * TAILS
+        assert 1 <= held.reads <= 2, "for the change, and once more if an entry was missing"
+        await end(writer, following, [b"0", b"1"])
+
+    run(test, bookies=4)
+
+
+def test_tail_that_comes_while_the_metadata_are_read_for_others_reads_them_too() -> None:
+    """What is on its way may be older than what it has to know."""
+
+    async def test(world: World) -> None:
+        client, writer, following = await begun(world, tails=2)
+        late = await client.open_ledger(writer.ledger_id)
+        held = Held(client)
+        held.delay_s = 0.3
+        assert isinstance(client.store, MemoryMetadataStore)
+        for watch in client.store._watches:
+            watch.notify()
+        while not held.reads:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.1)
+        following.append(Following(late))
+        await asyncio.sleep(0.1)
+        assert held.reads == 2
+        await end(writer, following, [b"0"])
 
     run(test)
