@@ -11,6 +11,7 @@ import logging
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from connector.option_parsers import PositionJson, TransactionJson
@@ -142,8 +143,9 @@ class StreamSource:
         """The first row of the first commit made at or after a time; the end if none is yet."""
         if timestamp_ms > max(time.time() * 1000, head.time_ms):
             raise ConfigurationError(
-                f"option {option} = {timestamp_ms} lies in the future of {self._options.subject}: "
-                "which commit it means is not known yet"
+                f"option {option} = {_time_text(timestamp_ms)} lies in the future of "
+                f"{self._options.subject}: which commit it means is not known yet. A time without "
+                "a zone is UTC, or in the option timeZone"
             )
         return self._stream.position_at_timestamp(timestamp_ms)
 
@@ -457,3 +459,12 @@ class CommitCache:
         """Drop commits that end at or before a segment."""
         keep = bisect_left(self._commits, segment + 1, key=lambda commit: commit.end_segment)
         self._drop(keep)
+
+
+def _time_text(timestamp_ms: int) -> str:
+    """Milliseconds since 1970, and the time that people read, up to the year 9999."""
+    try:
+        when = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
+    except (ValueError, OverflowError):
+        return str(timestamp_ms)
+    return f"{timestamp_ms} ({when.isoformat(timespec='seconds')})"
