@@ -241,9 +241,9 @@ def _parse_one(option: Option, text: str, zone: str | None) -> object:
 
 
 def _unknown(given: str) -> ConfigurationError:
-    reason = _REFUSED.get(given.lower()) or instead_of(given)
+    name, reason = instead_of(given) or (given, _REFUSED.get(given.lower()))
     if reason is not None:
-        return ConfigurationError(f"option {given} is not supported: {reason}")
+        return ConfigurationError(f"option {name} is not supported: {reason}")
     near = difflib.get_close_matches(given.lower(), _BY_KEY, n=1, cutoff=0.6)
     if near:
         return ConfigurationError(
