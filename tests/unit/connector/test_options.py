@@ -438,7 +438,12 @@ def test_retention_of_a_new_stream() -> None:
     assert write().retention is None
     found = write(retentionAge="7d", retentionBytes="2g", retentionRows="5").retention
     assert found == Retention(7 * 86_400.0, 2 << 30, 5)
-    for options in ({"retentionAge": "soon"}, {"retentionAge": "1ms"}, {"retentionRows": "0"}):
+    for options in (
+        {"retentionAge": "soon"},
+        {"retentionAge": "7"},
+        {"retentionAge": "1ms"},
+        {"retentionRows": "0"},
+    ):
         with pytest.raises(ConfigurationError, match="option retention"):
             write(**options)
     with pytest.raises(ConfigurationError, match="counts only when the stream is created"):
