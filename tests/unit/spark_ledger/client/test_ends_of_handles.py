@@ -14,6 +14,7 @@ import pytest
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.errors import FencedError, LedgerError
+from spark_ledger.metadata.memory import Fault, MemoryMetadataStore
 from spark_ledger.protocol.append import AppendMachine
 from spark_ledger.protocol.events import Append, Event
 from spark_ledger.transport.memory import MemoryAppender, MemoryTransport
@@ -201,6 +202,28 @@ async def tail_that_is_left(world: World, client: LedgerClient, other: LedgerCli
     await batches.aclose()
 
 
+async def tail_that_is_left_while_it_reads_the_metadata(
+    world: World, client: LedgerClient, other: LedgerClient
+) -> None:
+    writer = await written(other)
+    await writer.append(b"tells of those before it")
+    batches = (await client.open_ledger(writer.ledger_id)).tail_batches()
+    while (await anext(batches)).last_entry < 2:
+        pass
+    asked = asyncio.Event()
+
+    def interpose(_name: str, path: str) -> Fault:
+        asked.set()
+        return Fault(delay_s=60.0)
+
+    assert isinstance(client.store, MemoryMetadataStore)
+    client.store.interpose = interpose
+    waiting = asyncio.ensure_future(anext(batches))
+    await writer.close()
+    await asked.wait()
+    await leave(waiting, "cancelled")
+
+
 async def tail_that_is_idle(world: World, client: LedgerClient, other: LedgerClient) -> None:
     reader = await client.open_ledger((await written(other)).ledger_id)
     async for _batch in reader.tail_batches(idle_timeout=0.5):
@@ -268,6 +291,7 @@ ENDS = [
     open_beside_a_silent_bookie,
     reader_that_is_left,
     tail_that_is_left,
+    tail_that_is_left_while_it_reads_the_metadata,
     tail_that_is_idle,
     recovered,
     recovered_beside_a_silent_bookie,
