@@ -9,8 +9,14 @@ import pytest
 
 from spark_ledger.client import ledger_client
 from spark_ledger.client.ledger_client import LedgerClient
-from spark_ledger.errors import LedgerClosedError, LedgerError, MetadataUnavailableError
+from spark_ledger.errors import (
+    ConfigurationError,
+    LedgerClosedError,
+    LedgerError,
+    MetadataUnavailableError,
+)
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
+from spark_ledger.transport import grpc_aio
 from tests.unit.spark_ledger.client.test_callers_that_leave import hold
 from tests.unit.spark_ledger.client.world import World, run_virtually
 
@@ -55,6 +61,28 @@ def test_connect_that_does_not_succeed_closes_the_session(
             await store.get("x")
         await asyncio.sleep(0)
         assert asyncio.all_tasks() == {asyncio.current_task()}, "and nothing goes on behind"
+
+    asyncio.run(main())
+
+
+def test_connect_where_there_can_be_no_transport_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in a forked child. It went on following the bookies, and logged that it could not."""
+
+    async def main() -> None:
+        store = MemoryMetadataStore()
+
+        async def open_store(_uri: str, **_options: object) -> MemoryMetadataStore:
+            return store
+
+        monkeypatch.setattr(ledger_client, "open_store", open_store)
+        monkeypatch.setattr(grpc_aio, "_used_in_process", 1)
+        with pytest.raises(ConfigurationError, match="does not survive a fork"):
+            await LedgerClient.connect("zk://h/x")
+        with pytest.raises(LedgerClosedError):
+            await store.get("x")
+        assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(main())
 
