@@ -14,6 +14,7 @@ from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.reader import LedgerReader
 from spark_ledger.errors import NoSuchEntryError
 from spark_ledger.limits.client import TAIL_METADATA_WAIT_S, TAIL_RETRY_DELAY_S_MAX
+from spark_ledger.types import LedgerId
 from tests.unit.spark_ledger.client.test_tail import Followed, Outage
 from tests.unit.spark_ledger.client.world import World, run_virtually
 
@@ -75,8 +76,8 @@ def test_entry_that_is_lost_after_an_outage_is_an_error_at_once() -> None:
         began = now()
         for bookie in world.bookies.values():
             bookie.ledgers[writer.ledger_id].last_add_confirmed = 7
-            for watch in list(bookie.ledgers[writer.ledger_id].watches):
-                watch()
+            for answer in list(bookie.ledgers[writer.ledger_id].watches):
+                answer()
         with pytest.raises(NoSuchEntryError):
             await tail.task
         assert now() - began < min(10.0, TAIL_METADATA_WAIT_S)
@@ -115,7 +116,7 @@ def test_bug_of_ours_in_the_reading_of_metadata_ends_a_tail() -> None:
         tail = Followed(reader)
         await tail.has(1)
 
-        async def broken(_ledger_id: int) -> Any:
+        async def broken(ledger_id: LedgerId) -> Any:
             raise AssertionError("broken on purpose")
 
         client.context.ledgers.read_latest = broken  # type: ignore[method-assign]
