@@ -85,3 +85,13 @@ def test_commit_of_the_checkpoint_of_one_stream_is_taken(cluster: Cluster) -> No
     query = Query(single.at)
     query.reader.commit(single.at)
     assert query.rest() == {"b": [10]}
+
+
+def test_end_of_a_stream_that_is_deleted_in_this_moment_is_left_out(cluster: Cluster) -> None:
+    cluster.create(1, 2, name="a")
+    cluster.create(10, name="b")
+    query = Query()
+    assert query.trigger() == {"a": [1, 2], "b": [10]}
+    cluster.outside.delete_stream("b")
+    newest = query.reader.reportLatestOffset()
+    assert newest is not None and list(newest["streams"]) == ["a"]  # type: ignore[arg-type]

@@ -303,6 +303,7 @@ class FakeReader:
 
     def read_batches(self, first: int, last: int, *, unconfirmed: bool, replica_hint: int) -> Any:
         assert unconfirmed, "the driver vouches for them"
+        assert first <= last, "what is read is not read again"
         for low in range(first, last + 1, 3):
             ids = map(EntryId, range(low, min(low + 3, last + 1)))
             yield EntryBatch.of([Entry(LedgerId(5), n, b"%d" % n, n, n) for n in ids])
@@ -330,6 +331,8 @@ class FlakyReader(FakeReader):
                 raise BookieUnavailableError("all replicas are down")
             budget -= len(batch)
             yield batch
+        if budget == 0:
+            raise BookieUnavailableError("behind the last entry")
 
 
 def raw_ids(monkeypatch: pytest.MonkeyPatch, failures: list[int]) -> list[int | None]:
