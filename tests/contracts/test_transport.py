@@ -312,7 +312,7 @@ async def test_an_unknown_ledger_is_no_such_ledger(world: World) -> None:
     end = await transport.read_last_confirmed(BOOKIE, LEDGER, timeout_s=5)
     assert (end.status, end.last_add_confirmed) == (BookieStatus.NO_SUCH_LEDGER, -1)
     listed = await transport.list_entries(BOOKIE, LEDGER, timeout_s=5)
-    assert listed == (BookieStatus.NO_SUCH_LEDGER, [])
+    assert listed == (BookieStatus.NO_SUCH_LEDGER, [], None)
 
 
 @on_both
@@ -330,7 +330,16 @@ async def test_ranges_held_are_listed(world: World) -> None:
     appender.send(make_run(7, 2))
     await until(lambda: acknowledged(world) == 8, "the adds")
     listed = await world.transport.list_entries(BOOKIE, LEDGER, timeout_s=5)
-    assert listed == (OK, [(0, 2), (7, 8)])
+    assert listed == (OK, [(0, 2), (7, 8)], None)
+    appender.send(make_run(20, 1))
+    await until(lambda: acknowledged(world) == 20, "the add")
+    for entry, page in (
+        (0, (OK, [(0, 2), (7, 8)], 20)),
+        (8, (OK, [(8, 8), (20, 20)], None)),
+        (21, (OK, [], None)),
+    ):
+        listed = await world.transport.list_entries(BOOKIE, LEDGER, EntryId(entry), timeout_s=5)
+        assert listed == page
     for first, ledgers in ((LedgerId(0), [LEDGER]), (LedgerId(LEDGER + 1), [])):
         assert await world.transport.list_ledgers(BOOKIE, first, timeout_s=5) == (OK, ledgers)
 
@@ -447,7 +456,7 @@ async def test_a_dead_bookie_is_unavailable_to_every_call(world: World) -> None:
     assert end.status is BookieStatus.UNAVAILABLE
     status = await transport.write_last_confirmed(BOOKIE, LEDGER, EntryId(0), timeout_s=5)
     assert status is BookieStatus.UNAVAILABLE
-    status, _ = await transport.list_entries(BOOKIE, LEDGER, timeout_s=5)
+    status, *_ = await transport.list_entries(BOOKIE, LEDGER, timeout_s=5)
     assert status is BookieStatus.UNAVAILABLE
     assert (await transport.list_ledgers(BOOKIE, LEDGER, timeout_s=5))[0] is status
     with pytest.raises(BookieUnavailableError, match="bookie-1"):
