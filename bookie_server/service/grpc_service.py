@@ -333,7 +333,7 @@ class BookieService:
                         self._pool, next_part, self._bookie, request, following
                     )
                 except BaseException:
-                    self._answers.give_back()
+                    self._answers.release()
                     raise
                 with self._answers.hold(response.ByteSize(), context.peer()):
                     await context.write(response)
