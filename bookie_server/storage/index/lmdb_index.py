@@ -105,7 +105,8 @@ class LmdbIndex:
         with translated(self._path), self._env.begin(db=self._rows) as transaction:
             row = row_at_or_below(transaction.cursor(), ledger_id, entry_id, self._path)
             if row is None or row.is_sparse or entry_id > row.last_entry:
-                self._check_denial(transaction, ledger_id, entry_id, row)
+                firsts = self._verified_firsts(transaction, ledger_id)
+                self._check_denial(firsts, ledger_id, entry_id, row)
         return row
 
     def rows(self, ledger_id: LedgerId) -> list[IndexRow]:
@@ -152,7 +153,7 @@ class LmdbIndex:
         return found
 
     def _check_denial(
-        self, transaction: Any, ledger_id: LedgerId, entry_id: EntryId, row: IndexRow | None
+        self, firsts: array[int], ledger_id: LedgerId, entry_id: EntryId, row: IndexRow | None
     ) -> None:
         """Raise CorruptionError unless ``row`` is the one that decides about the entry.
 
@@ -160,7 +161,6 @@ class LmdbIndex:
         is compared with the list of all rows of the ledger, which were read one after the other
         and sum up to their proof (rule S9).
         """
-        firsts = self._verified_firsts(transaction, ledger_id)
         number = bisect_right(firsts, entry_id) - 1
         found = NO_ENTRY if row is None else row.first_entry
         if found != (firsts[number] if number >= 0 else NO_ENTRY):

@@ -403,9 +403,10 @@ def test_search_led_to_the_wrong_row_denies_nothing(tmp_path: Path) -> None:
     with closing(LmdbIndex(path, map_bytes=8 * MIB)) as index:
         assert index.row_at(LedgerId(0), EntryId(99)) == row(30, 37)
         with index._env.begin(db=index._rows) as transaction:
+            firsts = index._verified_firsts(transaction, LedgerId(0))
             for astray in (None, row(0, 7), row(10, 17)):
                 with pytest.raises(CorruptionError, match="searching entry 99"):
-                    index._check_denial(transaction, LedgerId(0), EntryId(99), astray)
+                    index._check_denial(firsts, LedgerId(0), EntryId(99), astray)
 
 
 def test_proofs_follow_replaced_rows_and_records(tmp_path: Path) -> None:
