@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spark_ledger.errors import NoSuchStreamError
+from spark_ledger.errors import MetadataRestoredError, NoSuchStreamError
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.commit.head_watch import HeadWatch
 from spark_ledger.stream.model import Head
@@ -45,6 +45,48 @@ def test_wait_reads_the_head_once_per_change() -> None:
         await waiter.close()
         await stream.append(table(1))
         assert (await waiter.head()).next_segment == 2, "without a watch it is read"
+
+    run(scenario())
+
+
+def test_tail_of_a_stream_that_went_back_fails_before_it_passes_over_rows() -> None:
+    """After a restore of ZooKeeper numbers that the tail has read are given to other commits."""
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await new(ledgers)
+        await stream.append(table(0))
+        store, path = another(ledgers)[0].store, "streams/s/head"
+        backup = (await store.get(path)).value
+        await stream.append(table(1))
+        reader = await another(ledgers)[1].open("s")
+        tail = reader.tail(start="earliest", idle_timeout=30)
+        assert [(await anext(tail)).num_rows for _ in range(2)] == [1, 1]
+        waiting = asyncio.ensure_future(anext(tail))
+        await asyncio.sleep(0)
+        await store.put(path, backup, (await store.get(path)).version)
+        with pytest.raises(MetadataRestoredError, match=r"has 1 commits.* seen 2.*restored"):
+            await waiting
+
+    run(scenario())
+
+
+def test_head_of_a_server_that_lags_behind_is_asked_for_again() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await new(ledgers)
+        other, streams = another(ledgers)
+        reader = await streams.open("s")
+        stale = await other.store.get("streams/s/head")
+        await stream.append(table(0))
+        assert (await reader.head()).next_commit == 1
+        inner = other.store.get
+
+        async def lags(path: str) -> Versioned[bytes]:
+            return stale if path == "streams/s/head" else await inner(path)
+
+        other.store.get = lags  # type: ignore[method-assign]
+        assert (await reader.head()).next_commit == 1
 
     run(scenario())
 
