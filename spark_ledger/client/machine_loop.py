@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from spark_ledger.client.timer import Timer
+from spark_ledger.client.turns import Turns
 from spark_ledger.errors import LedgerError
 from spark_ledger.limits.client import (
     LOOP_LATE_S,
@@ -51,6 +52,7 @@ class MachineLoop:
         perform: Callable[[Command], None],
         *,
         timer: Timer,
+        turns: Turns,
         busy: Callable[[], bool],
         crashed: Callable[[BaseException], None],
         after: Callable[[], None] | None = None,
@@ -61,7 +63,10 @@ class MachineLoop:
         self._crashed = crashed
         self._after = after
         self._loop = asyncio.get_running_loop()
+        self._turns = turns
         self._events: deque[Event] = deque()
+        self._runs_soon = False
+        """It has its place in this turn of the event loop."""
         self.is_handling = False
         """Whether the machine is at work further up the stack: what is fed now waits its turn."""
         self._tick = timer.alarm(self._on_tick)
@@ -80,6 +85,19 @@ class MachineLoop:
         """Give the machine an event; perform what follows from it."""
         self._events.append(event)
         if not self.is_handling and not self._stopped:
+            self._run([])
+
+    def feed_soon(self, event: Event) -> None:
+        """As ``feed``, at the end of this turn of the event loop, with all that comes until then;
+        at once, and in this order, if anything is fed before."""
+        self._events.append(event)
+        if not self._runs_soon:
+            self._runs_soon = True
+            self._turns.add(self._run_fed)
+
+    def _run_fed(self) -> None:
+        self._runs_soon = False
+        if self._events and not self.is_handling and not self._stopped:
             self._run([])
 
     def _run(self, commands: list[Command]) -> None:

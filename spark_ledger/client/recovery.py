@@ -78,13 +78,14 @@ class Recovery:
             self._machine,
             self._perform,
             timer=context.timer,
+            turns=context.turns,
             busy=lambda: not self._outcome.done(),
             crashed=self._on_crash,
         )
         self._appenders = Appenders(
             context,
             self._ledger_id,
-            self._machine_loop.feed,
+            self._machine_loop,
             access_key=access_key,
             recovery=True,
         )

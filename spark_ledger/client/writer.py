@@ -106,12 +106,13 @@ class LedgerWriter:
             self._machine,
             self._perform,
             timer=context.timer,
+            turns=context.turns,
             busy=lambda: not self._machine.is_idle,
             crashed=self._on_crash,
             after=self._on_progress,
         )
         self._appenders = Appenders(
-            context, self.ledger_id, self._machine_loop.feed, access_key=access_key, recovery=False
+            context, self.ledger_id, self._machine_loop, access_key=access_key, recovery=False
         )
         self._counted = list(self._machine.bookies)
         """Whom the client counts as used, by index; not all that were chosen come into use."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final
 
 from spark_ledger.limits.client import BOOKIE_RETURN_DELAY_S, BUSY_RETRY_S, BUSY_RETRY_S_MAX
 from spark_ledger.protocol.events import (
@@ -28,6 +29,8 @@ from spark_ledger.protocol.quorum import (
     last_entry_of_index,
 )
 from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, Quorums
+
+_NOBODY: Final[frozenset[int]] = frozenset()
 
 
 class Replication:
@@ -84,6 +87,11 @@ class Replication:
     @property
     def failed_indexes(self) -> frozenset[int]:
         """Indexes whose bookie failed and has not been replaced."""
+        for member in self._members:  # a loop: this is asked for each append, and mostly none has
+            if member.failed:
+                break
+        else:
+            return _NOBODY
         return frozenset(index for index, member in enumerate(self._members) if member.failed)
 
     @property
@@ -321,9 +329,8 @@ class Replication:
 
     def failed_due(self, now: float) -> tuple[int, ...]:
         """Failed members for which a replacement should be looked for now."""
-        return tuple(
-            i for i, member in enumerate(self._members) if member.failed and member.retry_at <= now
-        )
+        members = self._members
+        return tuple(i for i in sorted(self.failed_indexes) if members[i].retry_at <= now)
 
     def choose(self, now: float, silent: tuple[int, ...] = ()) -> ChooseBookies:
         """Ask for replacements of every failed member that is due, and of these silent ones."""

@@ -319,8 +319,12 @@ class AppendStream:
             appender = self._appenders.get(result.tag)
             if appender is None:
                 continue  # it has ended: a late answer to what was still on its way
-            status, problem = status_from_wire(result.status), ""
+            status, problem = result.status, ""
             if result.ledger_id != appender.ledger_id:
-                status = BookieStatus.IO_ERROR
                 problem = f"it answers for ledger {result.ledger_id} instead"
-            appender.report(status, EntryId(result.last_entry), problem or said(result.message))
+                appender.report(BookieStatus.IO_ERROR, EntryId(result.last_entry), problem)
+            elif not status:  # stored, as nearly all are; what it says beside that is not asked for
+                appender.report(BookieStatus.OK, EntryId(result.last_entry), "")
+            else:
+                problem = said(result.message)
+                appender.report(status_from_wire(status), EntryId(result.last_entry), problem)

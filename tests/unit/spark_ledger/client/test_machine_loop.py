@@ -10,6 +10,7 @@ import pytest
 
 from spark_ledger.client.machine_loop import MachineLoop, crash_error
 from spark_ledger.client.timer import Timer
+from spark_ledger.client.turns import Turns
 from spark_ledger.errors import LedgerClosedError
 from spark_ledger.limits.client import LOOP_LATE_S, MACHINE_TICK_S_MAX
 from spark_ledger.protocol.append import AppendMachine
@@ -53,15 +54,21 @@ class Fixture:
         self.machine = Machine()
         self.crashes: list[BaseException] = []
         self.performed = 0
+        self.passes = 0
         self.is_busy = False
         self.on_perform: Callable[[], None] = lambda: None
         self.loop = MachineLoop(
             self.machine,
             self._perform,
             timer=Timer(),
+            turns=Turns(),
             busy=lambda: self.is_busy,
             crashed=self.crashes.append,
+            after=self._count_pass,
         )
+
+    def _count_pass(self) -> None:
+        self.passes += 1
 
     def _perform(self, _command: Command) -> None:
         before = len(self.machine.events)
@@ -102,6 +109,37 @@ async def test_event_fed_by_a_command_waits_its_turn(f: Fixture) -> None:
     f.on_perform = feed_once
     f.loop.feed(Tick())
     assert f.machine.events == [Tick(), Close()] and f.performed == 2
+
+
+@on_loop
+async def test_answers_of_one_turn_are_taken_in_together(f: Fixture) -> None:
+    answers = [AddAcknowledged(index, BookieId("b"), EntryId(7)) for index in range(3)]
+    for again in (1, 2):
+        for answer in answers:
+            f.loop.feed_soon(answer)
+        assert len(f.machine.events) == 3 * (again - 1)
+        await asyncio.sleep(0)
+        assert f.machine.events == answers * again and f.passes == again
+
+
+@on_loop
+async def test_answers_that_wait_for_the_turn_come_before_what_is_fed_then(f: Fixture) -> None:
+    first, second = (AddAcknowledged(0, BookieId("b"), EntryId(last)) for last in (7, 9))
+    failed = AddFailed(0, BookieId("b"), BookieStatus.UNAVAILABLE)
+    f.loop.feed_soon(first)
+    f.loop.feed_soon(second)
+    f.loop.feed(failed)
+    assert f.machine.events == [first, second, failed] and f.passes == 1
+    await settle()
+    assert f.passes == 1
+
+
+@on_loop
+async def test_answers_are_not_taken_in_once_the_loop_was_stopped(f: Fixture) -> None:
+    f.loop.feed_soon(Tick())
+    await f.loop.stop()
+    await settle()
+    assert f.machine.events == []
 
 
 @on_loop
