@@ -102,15 +102,17 @@ class MachineLoop:
 
     def _run(self, commands: list[Command]) -> None:
         self.is_handling = True
-        may_be_due_sooner = not self._events
+        events, machine, perform = self._events, self._machine, self._perform
+        may_be_due_sooner = not events
+        now = self._loop.time()  # once: all of them have come by now
         try:
             for command in commands:
-                self._perform(command)
-            while self._events:
-                event = self._events.popleft()
-                commands = self._machine.handle(event, self._loop.time())
+                perform(command)
+            while events:
+                event = events.popleft()
+                commands = machine.handle(event, now)
                 for command in commands:
-                    self._perform(command)
+                    perform(command)
                 # Most events are answers of bookies from which nothing follows: whoever answers is
                 # silent for a shorter time, so all that is due is due as late as before, or later.
                 if commands or type(event) not in _ANSWERS:
@@ -124,11 +126,10 @@ class MachineLoop:
         if self._after is not None:
             self._after()
         if may_be_due_sooner or not self._tick.is_set:
-            self.keep_ticking()
+            self.keep_ticking(now)
 
-    def keep_ticking(self) -> None:
+    def keep_ticking(self, now: float) -> None:
         """Make sure that a tick comes when one is due, while the machine is busy."""
-        now = self._loop.time()
         if self._tick.is_set_by(now + MACHINE_TICK_S) or self._stopped or not self._busy():
             return  # no tick comes sooner: this runs after each event of each writer
         due = self._machine.next_deadline

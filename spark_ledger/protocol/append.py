@@ -183,7 +183,10 @@ class AppendMachine:
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take in one event at monotonic time ``now``; the commands to perform, in order."""
         self._event = event
-        commands = self._on_event(event, now)
+        if type(event) is AddAcknowledged:  # as most are, and of many ledgers each comes alone
+            commands = self._on_acknowledged(event, now)
+        else:
+            commands = self._on_event(event, now)
         self._event = None
         self._measured = None
         return commands
@@ -195,8 +198,6 @@ class AppendMachine:
 
     def _on_event(self, event: Event, now: float) -> list[Command]:
         match event:
-            case AddAcknowledged():
-                return self._on_acknowledged(event, now)
             case Append():
                 return self._on_append(event, now)
             case AddFailed():

@@ -427,8 +427,15 @@ class Replication:
 
     # -- inside ------------------------------------------------------------------------------------
 
+    def _last_of(self, index: int) -> int:
+        """The last entry up to now that the index stores; with E == WQ each stores all."""
+        quorums, last = self._quorums, self._last_pushed
+        if quorums.ensemble_size == quorums.write_quorum:
+            return last
+        return last_entry_of_index(index, last, quorums)
+
     def _send(self, index: int, first: int) -> list[Command]:
-        last = last_entry_of_index(index, self._last_pushed, self._quorums)
+        last = self._last_of(index)
         if last < first:
             return []
         self._members[index].sent_to = last
@@ -445,9 +452,10 @@ class Replication:
 
     def _check(self) -> None:
         """The invariants of the class; a few comparisons, whatever the number of entries."""
+        last = self._last_pushed
         for index, member in enumerate(self._members):
-            assert member.acked_to <= member.sent_to, "A member holds more than it was sent."
-            assert member.sent_to <= self._last_pushed, "A member was sent what does not exist."
-            if not member.failed and member.paused_until is None:
-                due = last_entry_of_index(index, self._last_pushed, self._quorums)
-                assert member.sent_to >= due, "A live member was not sent an entry of its own."
+            sent_to = member.sent_to
+            assert member.acked_to <= sent_to <= last, "A member has what it was not sent."
+            if sent_to < last and not member.failed and member.paused_until is None:
+                due = self._last_of(index)
+                assert sent_to >= due, "A live member was not sent an entry of its own."

@@ -247,7 +247,7 @@ def test_tick_of_a_loop_that_is_always_late_comes_all_the_same() -> None:
     async def main() -> None:
         f = Fixture()
         f.is_busy, f.machine.next_deadline = True, 5.0
-        f.loop.keep_ticking()
+        f.loop.keep_ticking(asyncio.get_running_loop().time())
         while asyncio.get_running_loop().time() < 5.0 + 4 * LOOP_LATE_S:
             stand_still(2 * LOOP_LATE_S)
             await asyncio.sleep(0)
@@ -261,7 +261,7 @@ def test_machine_whose_deadline_has_moved_is_ticked_at_the_new_one() -> None:
     async def main() -> None:
         f = Fixture()
         f.is_busy, f.machine.next_deadline = True, 1.0
-        f.loop.keep_ticking()
+        f.loop.keep_ticking(asyncio.get_running_loop().time())
         f.machine.next_deadline = 2.0  # as by an entry that was added meanwhile
         await asyncio.sleep(1.9)
         assert f.machine.events == []
@@ -288,7 +288,7 @@ def test_machine_that_names_no_deadline_or_a_late_one_is_ticked_all_the_same(
             return True
 
         f.loop._busy, f.machine.next_deadline = busy, due
-        f.loop.keep_ticking()
+        f.loop.keep_ticking(asyncio.get_running_loop().time())
         await asyncio.sleep(2.5 * MACHINE_TICK_S_MAX)
         assert f.machine.events == [Tick(), Tick()]
         await f.loop.stop()
