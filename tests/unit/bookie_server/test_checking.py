@@ -115,6 +115,17 @@ def test_check_tells_a_damaged_index_and_a_damaged_journal(
     assert journal.name in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["journal", "ledgers"])
+def test_check_tells_a_newest_log_that_is_missing(
+    root: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """A start refuses it, so a check that finds nothing would send the operator elsewhere."""
+    newest = max((root / name).glob("journal-*.log"))
+    newest.unlink()
+    assert main(["check", str(root / name)]) == 1
+    assert f"{newest} is missing" in capsys.readouterr().out
+
+
 def test_check_refuses_what_is_in_use_or_no_directory_of_a_bookie(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
