@@ -67,8 +67,8 @@ class Appenders:
     def _on_result(self, bookie_index: int, result: AddResult) -> None:
         bookie_id, status, last_entry, message = result
         if status is BookieStatus.OK:
-            # Soon: the other bookies of the ledger have mostly answered as well.
-            self._machine_loop.feed_soon(AddAcknowledged(bookie_index, bookie_id, last_entry))
+            acknowledged = AddAcknowledged(bookie_index, bookie_id, last_entry)
+            self._machine_loop.feed_acknowledgement(acknowledged)
             return
         if status not in _NO_SUSPICION:
             self._context.suspect(bookie_id)

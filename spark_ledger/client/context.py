@@ -17,7 +17,6 @@ from spark_ledger.client.followed import FollowedLedgers
 from spark_ledger.client.nearness import distances
 from spark_ledger.client.suspects import Suspects
 from spark_ledger.client.timer import Timer
-from spark_ledger.client.turns import Turns
 from spark_ledger.config import ClientConfig
 from spark_ledger.errors import (
     ConflictError,
@@ -76,8 +75,6 @@ class ClientContext:
     """Bookies that a speculative read overtook, each with the time until which it is asked last."""
     timer: Timer = field(default_factory=Timer)
     """Wakes whatever of this client waits for a time."""
-    turns: Turns = field(default_factory=Turns)
-    """Runs the machines that bookies have answered, once for each turn of the loop."""
     random: random.Random = field(default_factory=random.Random)
     counters: ClientCounters = field(default_factory=ClientCounters)
     writers: WeakSet[OpenHandle] = field(default_factory=WeakSet)

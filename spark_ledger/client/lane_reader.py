@@ -93,7 +93,6 @@ class LaneReader:
             self._machine,
             self._perform,
             timer=context.timer,
-            turns=context.turns,
             busy=lambda: not self._ended and self._room.is_set(),
             crashed=self._on_crash,
         )

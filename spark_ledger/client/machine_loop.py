@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from spark_ledger.client.timer import Timer
-from spark_ledger.client.turns import Turns
 from spark_ledger.errors import LedgerError
 from spark_ledger.limits.client import (
     LOOP_LATE_S,
@@ -52,7 +51,6 @@ class MachineLoop:
         perform: Callable[[Command], None],
         *,
         timer: Timer,
-        turns: Turns,
         busy: Callable[[], bool],
         crashed: Callable[[BaseException], None],
         after: Callable[[], None] | None = None,
@@ -63,10 +61,9 @@ class MachineLoop:
         self._crashed = crashed
         self._after = after
         self._loop = asyncio.get_running_loop()
-        self._turns = turns
         self._events: deque[Event] = deque()
-        self._runs_soon = False
-        """It has its place in this turn of the event loop."""
+        self.answers_wanted = 1
+        """From so many answers on that wait something may follow from them: they are taken in."""
         self.is_handling = False
         """Whether the machine is at work further up the stack: what is fed now waits its turn."""
         self._tick = timer.alarm(self._on_tick)
@@ -87,16 +84,18 @@ class MachineLoop:
         if not self.is_handling and not self._stopped:
             self._run([])
 
-    def feed_soon(self, event: Event) -> None:
-        """As ``feed``, at the end of this turn of the event loop, with all that comes until then;
-        at once, and in this order, if anything is fed before."""
-        self._events.append(event)
-        if not self._runs_soon:
-            self._runs_soon = True
-            self._turns.add(self._run_fed)
+    def feed_acknowledgement(self, event: Event) -> None:
+        """As ``feed``, but not before ``answers_wanted`` of them wait, or anything else is fed, or
+        a tick is due: what nothing follows from is taken in with what something does."""
+        events = self._events
+        events.append(event)
+        if len(events) >= self.answers_wanted:
+            self.take_in()
+        else:
+            self._tick.set_by(self._loop.time() + MACHINE_TICK_S)
 
-    def _run_fed(self) -> None:
-        self._runs_soon = False
+    def take_in(self) -> None:
+        """Handle what waits."""
         if self._events and not self.is_handling and not self._stopped:
             self._run([])
 
@@ -139,6 +138,7 @@ class MachineLoop:
         self._tick.set_by(latest)
 
     def _on_tick(self) -> None:
+        self.take_in()
         if self._stopped or not self._busy():
             return
         now, due = self._loop.time(), self._machine.next_deadline

@@ -79,7 +79,6 @@ class Recovery:
             self._machine,
             self._perform,
             timer=context.timer,
-            turns=context.turns,
             busy=lambda: not self._outcome.done(),
             crashed=self._on_crash,
         )

@@ -158,6 +158,11 @@ class AppendMachine:
         return self.bytes_in_flight < self._limits.bytes_in_flight_max
 
     @property
+    def answers_wanted(self) -> int:
+        """Fewer acknowledgements than this, of any bookies, confirm nothing (rule P4)."""
+        return self._replication.answers_wanted(self._last_add_confirmed)
+
+    @property
     def is_idle(self) -> bool:
         """Nothing to wait for: no tick is needed until the next event."""
         if self._phase is not Phase.WRITING or self.held_by_all < self._last_add_pushed:
@@ -183,10 +188,7 @@ class AppendMachine:
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take in one event at monotonic time ``now``; the commands to perform, in order."""
         self._event = event
-        if type(event) is AddAcknowledged:  # as most are, and of many ledgers each comes alone
-            commands = self._on_acknowledged(event, now)
-        else:
-            commands = self._on_event(event, now)
+        commands = self._on_event(event, now)
         self._event = None
         self._measured = None
         return commands
@@ -198,6 +200,8 @@ class AppendMachine:
 
     def _on_event(self, event: Event, now: float) -> list[Command]:
         match event:
+            case AddAcknowledged():
+                return self._on_acknowledged(event, now)
             case Append():
                 return self._on_append(event, now)
             case AddFailed():
@@ -357,11 +361,8 @@ class AppendMachine:
         return commands + self._change_if_needed(now)
 
     def _give_up(self, reason: str) -> list[Command]:
-        """Failed bookies cannot be replaced: fail what is pending, close the ledger at LAC.
-
-        The close is safe without asking anybody: what is confirmed is on AQ bookies, and what is
-        not was promised to nobody (rule P10).
-        """
+        """Failed bookies cannot be replaced: fail what is pending, close the ledger at LAC. Nobody
+        is asked: what is confirmed is on AQ bookies, what is not was not promised (rule P10)."""
         end, members = self._last_add_confirmed, self._replication
         self._error = append_errors.cannot_go_on(self._metadata, members, end, reason)
         return [FailEntries(self._error), *self._write_closed()]
@@ -469,8 +470,7 @@ class AppendMachine:
         return closed(self._metadata, last_entry=end, length=self._lengths.at(end))
 
     def _is_our_end(self, stored: LedgerMetadata) -> bool:
-        """Whether another client closed the ledger with exactly what this writer confirmed. The
-        length counts too: an end may be equal where the entries are not."""
+        """Whether another client closed it with just what this writer confirmed, in bytes too."""
         end = self._last_add_confirmed
         return stored.last_entry_id == end and stored.length == self._lengths.at(end)
 

@@ -127,6 +127,18 @@ class Replication:
         acked = [NO_ENTRY if member.failed else member.acked_to for member in self._members]
         return confirmed_end(acked, self._last_pushed, self._quorums)
 
+    def answers_wanted(self, last_confirmed: int) -> int:
+        """Fewer new acknowledgements than this cannot confirm anything above ``last_confirmed``:
+        each raises one member, and AQ of them have to be above it (rule P4)."""
+        quorums = self._quorums
+        wanted = quorums.ack_quorum
+        if quorums.ensemble_size != quorums.write_quorum:
+            return 1  # a member may be above it with entries of other lanes
+        for member in self._members:
+            if member.acked_to > last_confirmed:
+                wanted -= 1
+        return max(wanted, 1)
+
     def held_by_all_live(self) -> int:
         """The highest entry up to which no live member owes an acknowledgement."""
         held = self._last_pushed

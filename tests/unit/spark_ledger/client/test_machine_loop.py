@@ -10,9 +10,8 @@ import pytest
 
 from spark_ledger.client.machine_loop import MachineLoop, crash_error
 from spark_ledger.client.timer import Timer
-from spark_ledger.client.turns import Turns
 from spark_ledger.errors import LedgerClosedError
-from spark_ledger.limits.client import LOOP_LATE_S, MACHINE_TICK_S_MAX
+from spark_ledger.limits.client import LOOP_LATE_S, MACHINE_TICK_S, MACHINE_TICK_S_MAX
 from spark_ledger.protocol.append import AppendMachine
 from spark_ledger.protocol.append_limits import AppendLimits
 from spark_ledger.protocol.events import (
@@ -61,7 +60,6 @@ class Fixture:
             self.machine,
             self._perform,
             timer=Timer(),
-            turns=Turns(),
             busy=lambda: self.is_busy,
             crashed=self.crashes.append,
             after=self._count_pass,
@@ -111,34 +109,49 @@ async def test_event_fed_by_a_command_waits_its_turn(f: Fixture) -> None:
     assert f.machine.events == [Tick(), Close()] and f.performed == 2
 
 
-@on_loop
-async def test_answers_of_one_turn_are_taken_in_together(f: Fixture) -> None:
-    answers = [AddAcknowledged(index, BookieId("b"), EntryId(7)) for index in range(3)]
-    for again in (1, 2):
-        for answer in answers:
-            f.loop.feed_soon(answer)
-        assert len(f.machine.events) == 3 * (again - 1)
-        await asyncio.sleep(0)
-        assert f.machine.events == answers * again and f.passes == again
+def acknowledged(index: int, last: int = 7) -> AddAcknowledged:
+    return AddAcknowledged(index, BookieId("b"), EntryId(last))
 
 
 @on_loop
-async def test_answers_that_wait_for_the_turn_come_before_what_is_fed_then(f: Fixture) -> None:
-    first, second = (AddAcknowledged(0, BookieId("b"), EntryId(last)) for last in (7, 9))
+async def test_acknowledgements_wait_until_something_may_follow_from_them(f: Fixture) -> None:
+    f.loop.answers_wanted = 2
+    f.loop.feed_acknowledgement(acknowledged(0))
+    await settle()
+    assert f.machine.events == [] and f.passes == 0
+    f.loop.feed_acknowledgement(acknowledged(1))
+    assert f.machine.events == [acknowledged(0), acknowledged(1)] and f.passes == 1
+
+
+@on_loop
+async def test_acknowledgement_that_waits_comes_before_what_is_fed_then(f: Fixture) -> None:
     failed = AddFailed(0, BookieId("b"), BookieStatus.UNAVAILABLE)
-    f.loop.feed_soon(first)
-    f.loop.feed_soon(second)
+    f.loop.answers_wanted = 3
+    f.loop.feed_acknowledgement(acknowledged(0))
+    f.loop.feed_acknowledgement(acknowledged(0, 9))
     f.loop.feed(failed)
-    assert f.machine.events == [first, second, failed] and f.passes == 1
-    await settle()
-    assert f.passes == 1
+    assert f.machine.events == [acknowledged(0), acknowledged(0, 9), failed] and f.passes == 1
+
+
+def test_acknowledgement_that_nothing_follows_from_is_taken_in_soon() -> None:
+    async def main() -> None:
+        f = Fixture()
+        f.loop.answers_wanted = 2
+        f.loop.feed_acknowledgement(acknowledged(0))
+        await asyncio.sleep(2 * MACHINE_TICK_S)
+        assert f.machine.events == [acknowledged(0)]
+        await f.loop.stop()
+
+    run_in_virtual_time(main())
 
 
 @on_loop
-async def test_answers_are_not_taken_in_once_the_loop_was_stopped(f: Fixture) -> None:
-    f.loop.feed_soon(Tick())
+async def test_acknowledgements_are_not_taken_in_once_the_loop_was_stopped(f: Fixture) -> None:
+    f.loop.answers_wanted = 2
+    f.loop.feed_acknowledgement(acknowledged(0))
     await f.loop.stop()
-    await settle()
+    f.loop.feed_acknowledgement(acknowledged(1))
+    f.loop.take_in()
     assert f.machine.events == []
 
 
