@@ -86,12 +86,12 @@ class MachineLoop:
 
     def feed_acknowledgement(self, event: Event) -> None:
         """As ``feed``, but not before ``answers_wanted`` of them wait, or anything else is fed, or
-        a tick is due: what nothing follows from is taken in with what something does."""
+        an alarm rings: what nothing follows from is taken in with what something does."""
         events = self._events
         events.append(event)
         if len(events) >= self.answers_wanted:
             self.take_in()
-        else:
+        elif not self._tick.is_set:
             self._tick.set_by(self._loop.time() + MACHINE_TICK_S)
 
     def take_in(self) -> None:
