@@ -350,6 +350,9 @@ class BookieService:
         except (OSError, CorruptionError) as error:
             response.status = status_to_wire(BookieStatus.IO_ERROR)
             response.message = str(error)
+        except BaseException:  # its client may leave meanwhile
+            self._answers.give_back()
+            raise
         else:
             response.ledger_ids.extend(each.ledger_id for each in found)
         with self._answers.hold(response.ByteSize(), context.peer()):
