@@ -16,7 +16,7 @@ from bookie_server.server import BookieServer
 from bookie_server.service.grpc_service import BookieService
 from spark_ledger.metadata.cookies import leaving_path
 from tests.unit.bookie_server.test_server import B, Cluster, until
-from tests.unit.bookie_server.test_server import cluster as cluster  # noqa: PLC0414 - a fixture
+from tests.unit.bookie_server.test_server import cluster as cluster
 
 
 @asynccontextmanager
