@@ -94,18 +94,18 @@ async def test_stream_above_its_share_is_not_read(f: Fixture) -> None:
 async def test_other_streams_of_who_sends_nonsense_are_not_read_meanwhile(f: Fixture) -> None:
     f.context.requests.put_nowait(b"\xff\xff\xff\xff")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Nonsense, "pause_s", lambda *_given: 0.05)
+        patch.setattr(Nonsense, "pause_s", lambda *_given: 3600.0)
         await settle()
     other = asyncio.ensure_future(f.shares.wait(f.context.peer(), 10))
-    await asyncio.wait_for(f.shares.wait("ipv4:127.0.0.1:2", 10), 0.04)
+    await f.shares.wait("ipv4:127.0.0.1:2", 10)
+    await settle()
     assert not other.done()
-    await other
-    await asyncio.gather(f.task, return_exceptions=True)
-    assert f.context.aborted is not None
+    other.cancel()
 
 
 def test_time_of_each_turn_counts_in_its_round(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[float] = []
+    monkeypatch.setattr(append_session, "APPEND_TURN_S", 3600.0)
     monkeypatch.setattr(AppendTurns, "used", lambda _turns, seconds: used.append(seconds))
 
     @test_append_session.on_loop
