@@ -8,13 +8,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from bookie_server import registration
+from bookie_server import registration, server
 from bookie_server.bookie import Bookie
 from bookie_server.core.read_only import Cause, Stall
 from bookie_server.exit_codes import EXIT_FATAL, EXIT_OK
 from bookie_server.server import BookieServer
 from bookie_server.service.grpc_service import BookieService
 from spark_ledger.metadata.cookies import leaving_path
+from spark_ledger.metadata.memory import Fault
 from tests.unit.bookie_server.test_server import B, Cluster, until
 from tests.unit.bookie_server.test_server import cluster as cluster
 
@@ -92,5 +93,20 @@ def test_stall_of_a_disk_is_told_to_clients_and_to_the_cluster_at_once(
             stalls[0] = None
             await until(lambda: announced(cluster) == ([B], []))
             assert told == ["journal /j has not synced", ""]
+
+    asyncio.run(main())
+
+
+def test_metadata_that_hang_do_not_hold_up_the_stop(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "BOOKIE_WITHDRAW_TIMEOUT_S", 0.1)
+
+    async def main() -> None:
+        async with serving(cluster) as (bookie, running):
+            cluster.interpose = lambda _name, _path: Fault(delay_s=3600.0)
+            bookie._stop.set()
+            async with asyncio.timeout(30):
+                assert await running == EXIT_OK
 
     asyncio.run(main())

@@ -91,6 +91,18 @@ async def test_stream_above_its_share_is_not_read(f: Fixture) -> None:
 
 
 @test_append_session.on_loop
+async def test_stream_that_is_kept_waiting_does_not_count_as_a_silent_client(f: Fixture) -> None:
+    """Who is hung up on for what it holds is a client that could send, and does not."""
+    await settle()
+    assert f.session.is_read and f.session.has_waited_s >= 0
+    f.shares.began(f.context.peer(), 1 << 40)
+    f.context.send((1, 0))
+    await settle()
+    assert f.results == [(1, 0, OK)]
+    assert not f.session.is_read and f.session.has_waited_s < 0
+
+
+@test_append_session.on_loop
 async def test_other_streams_of_who_sends_nonsense_are_not_read_meanwhile(f: Fixture) -> None:
     f.context.requests.put_nowait(b"\xff\xff\xff\xff")
     with pytest.MonkeyPatch.context() as patch:
