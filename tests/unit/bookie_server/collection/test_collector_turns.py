@@ -8,6 +8,8 @@ import pytest
 
 from bookie_server.giving_back import GivingBack
 from spark_ledger.metadata.collection import CollectionOrder, PassReport
+from spark_ledger.metadata.ledgers import ledger_path
+from spark_ledger.metadata.memory import Fault
 from spark_ledger.types import BookieStatus, LedgerId
 from tests.unit.bookie_server.collection.cluster import World
 from tests.unit.virtual_time import run_in_virtual_time
@@ -96,6 +98,25 @@ def test_what_happens_between_the_two_looks_ends_the_pass(what: str, *, is_delet
         report = await collector.run_pass(whole=True)
         assert (report.candidates, report.deleted) == (1, 0)
         assert ("was restored" if what == "restored" else "has not synced") in report.aborted
+        assert world.shelf.deleted == [] and 2 not in world.shelf.giving_back
+
+    run_in_virtual_time(main())
+
+
+def test_connection_that_breaks_before_a_copy_goes_keeps_the_copy() -> None:
+    """Between two connections the metadata may have been restored (rule G5)."""
+
+    async def main() -> None:
+        def interpose(name: str, path: str) -> Fault:
+            if (name, path) == ("put", ledger_path(LedgerId(2))):
+                world.store.reconnect()
+            return Fault()
+
+        world = World(interpose)
+        await world.make(*range(1, 10))
+        await world.move(2)
+        report = await world.collector().run_pass(whole=True)
+        assert report.deleted == 0 and "the connection to ZooKeeper broke" in report.aborted
         assert world.shelf.deleted == [] and 2 not in world.shelf.giving_back
 
     run_in_virtual_time(main())
