@@ -82,11 +82,15 @@ def test_ledger_that_fails_is_tried_twice_as_late_each_time_up_to_a_bound() -> N
 def test_pass_that_is_cut_off_leaves_nothing_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(world: World) -> None:
         client = await world.client()
-        writers = [await filled(client) for _ in range(6)]
-        name = BookieId(writers[0].metadata.last_fragment.bookies[0])
+        await world._registries[BookieId("b4")].deregister()
+        await client.context.directory.refresh(all_again=True)
+        options = {"ensemble_size": 4, "write_quorum": 3, "ack_quorum": 2}
+        writers = [await filled(client, **options) for _ in range(6)]  # all are on all others
         for writer in writers:
             await writer.close()
+        name = BookieId("b0")
         await lose(world, name)
+        await world.register("b4")
         for writer in writers:
             await mark(client.store, writer.ledger_id, frozenset([name]), 2)
         at_work, most, copy = 0, 0, Copier.copy
