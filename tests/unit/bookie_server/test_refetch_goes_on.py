@@ -11,6 +11,7 @@ import pytest
 from bookie_server import refetch
 from bookie_server.refetch import Refetch
 from bookie_server.storage.ledgers.lacking import Lack, LackingLedgers
+from spark_ledger.bookie_api import EntryPage
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits.repair import REFETCH_LOOK_S
 from spark_ledger.metadata.ledgers import LedgerStore
@@ -36,6 +37,7 @@ class Holder:
         self.lacks = {LedgerId(each) for each in ledgers}
         self.asked: list[int] = []
         self.errors: list[Exception] = []
+        self.is_known = True
         self.lacking = cast("LackingLedgers", self)
 
     def ledgers(self) -> list[LedgerId]:
@@ -47,11 +49,12 @@ class Holder:
     def refetched(self, lacks: list[Lack]) -> None:
         self.lacks -= {each.ledger_id for each in lacks}
 
-    def list_entries(self, ledger_id: LedgerId) -> list[tuple[EntryId, EntryId]] | None:
-        self.asked.append(ledger_id)
+    def entry_page(self, ledger_id: LedgerId, first: EntryId) -> EntryPage | None:
+        if self.asked[-1:] != [ledger_id]:
+            self.asked.append(ledger_id)
         if self.errors:
             raise self.errors.pop()
-        return []
+        return EntryPage([], None) if self.is_known else None
 
 
 class Restored(MemoryMetadataStore):
@@ -97,7 +100,7 @@ def test_each_ledger_has_its_turn_however_many_there_are(monkeypatch: pytest.Mon
 def test_metadata_that_were_restored_decide_nothing() -> None:
     async def main() -> None:
         holder, restored = Holder(range(2)), Restored()  # it has forgotten the ledgers
-        holder.list_entries = lambda _: None  # type: ignore[assignment, method-assign]
+        holder.is_known = False
         await Refetch(holder, restored, ME).look()
         assert holder.ledgers() == [0, 1]
         await Refetch(holder, MemoryMetadataStore(restored.tree), ME).look()

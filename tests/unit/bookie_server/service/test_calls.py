@@ -179,7 +179,7 @@ async def test_large_parts_are_read_one_after_the_other() -> None:
     assert [task.done() for task in waiting] == [True, True, False, False, False]
     for task in waiting:
         await until(task.done)
-        room.give_back()
+        room.release()
     assert room._reading == 0
 
 
@@ -418,7 +418,7 @@ def test_room_of_a_smaller_part_goes_to_who_waits_at_once() -> None:
         assert not waiting.done()
         await waiting
         assert loop.time() - began == pytest.approx(1.0, abs=0.005), "the next look is later"
-        room.give_back()
+        room.release()
         ends.set()
         await task
 

@@ -23,7 +23,7 @@ REQUESTS: dict[str, Callable[[Fixture], Any]] = {
     "read": lambda f: f.stub.Read(
         pb.ReadRequest(ledger_id=1, last_entry=0), timeout=10, metadata=HERE
     ),
-    "list_entries": lambda f: _list(f, pb.ListEntriesRequest(ledger_id=1)),
+    "entry_page": lambda f: _list(f, pb.ListEntriesRequest(ledger_id=1)),
     "held_ledgers": lambda f: _list(f, pb.ListEntriesRequest(ledgers=True)),
 }
 

@@ -15,7 +15,7 @@ from spark_ledger.repair.plan import LaneCopy, final_fragments, lane_copies
 from spark_ledger.repair.throttle import Throttles
 from spark_ledger.runs import EntryRun
 from spark_ledger.transport.base import AddResult
-from spark_ledger.types import BookieId, BookieStatus
+from spark_ledger.types import BookieId, BookieStatus, EntryId
 from tests.unit.spark_ledger.client.world import World, run_virtually
 from tests.unit.spark_ledger.repair.test_worker import filled
 
@@ -55,7 +55,7 @@ class Stream:
         self._target.sent.append(run)
         if self._target.answers:
             answer = self._target.answers.pop(0)
-            last = run.last_entry if answer is not None else run.last_entry - 1
+            last = EntryId(run.last_entry - (answer is None))
             self._on_result(AddResult(self._bookie_id, answer or OK, last, "said so"))
 
     def close(self) -> None:
