@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from bookie_server.service import grpc_service
 from bookie_server.service.grpc_server import GrpcServer
 from bookie_server.service.grpc_service import BookieService, Description
 from bookie_server.service.metrics import ServiceMetrics
@@ -333,6 +334,19 @@ async def test_ranges_held_are_listed(world: World) -> None:
     assert listed == (OK, [(0, 2), (7, 8)])
     for first, ledgers in ((LedgerId(0), [LEDGER]), (LedgerId(LEDGER + 1), [])):
         assert await world.transport.list_ledgers(BOOKIE, first, timeout_s=5) == (OK, ledgers)
+
+
+@on_both
+async def test_ranges_that_fill_several_messages_are_listed_whole(world: World) -> None:
+    """Who takes a part for all of it copies entries that are there, and misses those that lack."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grpc_service, "BOOKIE_RANGES_PER_MESSAGE", 3)
+        appender = world.open()
+        for entry in range(0, 20, 2):
+            appender.send(make_run(entry, 1))
+        await until(lambda: acknowledged(world) == 18, "the adds")
+        listed = await world.transport.list_entries(BOOKIE, LEDGER, timeout_s=5)
+        assert listed == (OK, [(entry, entry) for entry in range(0, 20, 2)])
 
 
 @on_both
