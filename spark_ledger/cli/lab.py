@@ -108,7 +108,7 @@ def compare(
 def explain(settings: Settings, scenario: str, protocol: str, seed: int, step: bool) -> None:
     """Tell one run step by step: each fault and decision, and what every server knew then."""
     from spark_ledger.lab.explanation import moments
-    from spark_ledger.lab.runs import PROTOCOLS
+    from spark_ledger.lab.protocols import PROTOCOLS
     from spark_ledger.lab.scenarios import DRAWN, SCENARIOS
 
     scenarios = {**SCENARIOS, DRAWN.name: DRAWN}
@@ -150,7 +150,7 @@ def explain(settings: Settings, scenario: str, protocol: str, seed: int, step: b
 def explore(settings: Settings, schedules: int, first: int, protocols: tuple[str, ...]) -> None:
     """Run protocols with faults drawn from many seeds. Exit 1: a promise did not hold."""
     from spark_ledger.lab import exploration
-    from spark_ledger.lab.runs import LOSE_NOTHING, PROTOCOLS
+    from spark_ledger.lab.protocols import LOSE_NOTHING, PROTOCOLS
 
     compared = _known("protocol", protocols, tuple(PROTOCOLS))
     seeds = range(first, first + schedules)
@@ -229,7 +229,8 @@ def _compare(
     paths: tuple[str, ...],
 ) -> None:
     """Run and show. ``paths`` of the pictures: {} in them is the scenario's name."""
-    from spark_ledger.lab.runs import PROTOCOLS, run
+    from spark_ledger.lab.protocols import PROTOCOLS
+    from spark_ledger.lab.runs import run
     from spark_ledger.lab.scenarios import SCENARIOS
     from spark_ledger.lab.timelines import Recorder
 

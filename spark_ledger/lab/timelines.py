@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from spark_ledger.errors import ConfigurationError
-from spark_ledger.lab.bookkeeper import METADATA, Bookie, Metadata
+from spark_ledger.lab.bookies import METADATA, Bookie, Metadata
 from spark_ledger.lab.elections import Voter
 from spark_ledger.lab.kafka import Broker
 from spark_ledger.lab.machines import Machine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from spark_ledger.lab.machines import (
     Event,
     Load,
     Machine,
+    NoSpaceError,
     Note,
     Received,
     Saw,
@@ -26,6 +28,9 @@ from spark_ledger.lab.simulation.loop import Process, SimulatedLoop
 from spark_ledger.lab.simulation.network import Direction, Network
 
 CLIENT: Final = "client"
+READER: Final = "reader"
+FORMER_CLIENT: Final = "client-1"
+"""A client that was frozen, when another one has taken its place."""
 MESSAGE_S: Final = 0.0005
 """About the time that a message takes: half to one and a half of it."""
 SYNC_S: Final = 0.002
@@ -33,6 +38,18 @@ SYNC_S: Final = 0.002
 TICK_S: Final = 0.01
 _CALLBACKS_MAX: Final = 20_000_000
 _TICK: Final = Tick()
+
+
+class Pace(NamedTuple):
+    """When values are added, how often time passes for machines, and when a run ends."""
+
+    from_s: float
+    load_s: float
+    every_s: float
+    until_s: float
+    tick_s: float = TICK_S
+    quiet_s: float = math.inf
+    """From then on a run ends as soon as all values are acknowledged."""
 
 
 class Links(NamedTuple):
@@ -100,6 +117,7 @@ class World:
         self._directions: dict[tuple[str, str], Direction] = {}
         self._delays = self.random_for("delays")
         self._factor = 1.0
+        self._tick_s = TICK_S
 
     # -- what the network asks for -----------------------------------------------------------------
 
@@ -142,6 +160,44 @@ class World:
             host.store.synced = len(host.store.log)  # the kernel lives, and writes it
         self.fault("power cut" if power else "killed", name)
 
+    def stop(self, name: str) -> None:
+        """End a process in order: it says on its disk that nothing is missing there."""
+        self.kill(name, power=False)
+        self.hosts[name].store.meta["stopped"] = 1
+
+    def fill(self, name: str) -> None:
+        """A server's disk has no room for entries."""
+        self.hosts[name].store.is_full = True
+        self.fault("disk full", name)
+
+    def clear(self, name: str) -> None:
+        """There is room again; who ended for lack of it is started again."""
+        host = self.hosts[name]
+        host.store.is_full = False
+        self.fault("disk has room", name)
+        if not host.process.alive:
+            self.restart(name)
+
+    def freeze_client(self) -> None:
+        """The client stands still."""
+        self.hosts[CLIENT].process.paused = True
+        self.fault("frozen", CLIENT)
+
+    def replace_client(self) -> None:
+        """Another client takes its place; the frozen one has another name from now on."""
+        former = self.hosts[CLIENT]
+        former.name = FORMER_CLIENT
+        self.hosts[FORMER_CLIENT] = former
+        host = self.hosts[CLIENT] = Host(CLIENT, former.make)
+        host.starts = former.starts
+        self._start(host)
+        self.fault("another one begins", CLIENT)
+
+    def thaw_client(self) -> None:
+        """The frozen client goes on, as if no time had passed."""
+        self.loop.resume(self.hosts[FORMER_CLIENT].process)
+        self.fault("goes on", FORMER_CLIENT)
+
     def restart(self, name: str) -> None:
         """Start a dead server again, on its disk."""
         self._start(self.hosts[name])
@@ -157,14 +213,21 @@ class World:
     def _tick(self) -> None:
         """Time passes for all hosts at once: a callback for each would be most of a run."""
         for host in tuple(self.hosts.values()):
-            if host.process.alive:
+            if host.process.alive and not host.process.paused:
                 self.give(host, _TICK)
         self.check()
-        self.loop.later(TICK_S, None, self._tick)
+        self.loop.later(self._tick_s, None, self._tick)
 
     def give(self, host: Host, event: Event) -> None:
         """Let a machine take in an event, and perform what follows."""
-        for effect in host.machine.handle(event, self.loop.now):
+        try:
+            effects = host.machine.handle(event, self.loop.now)
+        except NoSpaceError:
+            self.loop.bury(host.process)
+            host.store.synced = len(host.store.log)
+            self._note(host.name, "ends: no room", is_fault=True)
+            return
+        for effect in effects:
             self._perform(host, effect)
 
     def _perform(self, host: Host, effect: Effect) -> None:
@@ -214,19 +277,27 @@ class World:
 
     # -- running -----------------------------------------------------------------------------------
 
-    def run(self, *, from_s: float, load_s: float, every_s: float, until_s: float) -> None:
-        """Add values at an even rate from ``from_s`` up to ``load_s``; go on to ``until_s``."""
-        self.loop.at(from_s, None, self._load, 0, load_s, every_s)
+    def run(self, pace: Pace) -> None:
+        """Add values at an even rate, and go on to the end."""
+        self._tick_s = pace.tick_s
+        self.loop.at(pace.from_s, None, self._load, 0, pace)
+
+        def is_done() -> bool:
+            is_quiet = self.loop.now >= pace.quiet_s and len(self.acknowledged) == len(self.sent)
+            return is_quiet or self.error is not None
+
         self._tick()
-        self.loop.run(lambda: self.error is not None, until_s=until_s, callbacks_max=_CALLBACKS_MAX)
+        self.loop.run(is_done, until_s=pace.until_s, callbacks_max=_CALLBACKS_MAX)
         if self.error is not None:
             raise self.error
 
-    def _load(self, value: int, load_s: float, every_s: float) -> None:
-        self.sent[value] = self.loop.now
-        self.give(self.hosts[CLIENT], Load(value))
-        if self.loop.now + every_s < load_s:
-            self.loop.later(every_s, None, self._load, value + 1, load_s, every_s)
+    def _load(self, value: int, pace: Pace) -> None:
+        client = self.hosts[CLIENT]
+        if client.process.alive and not client.process.paused:
+            self.sent[value] = self.loop.now
+            self.give(client, Load(value))
+        if self.loop.now + pace.every_s < pace.load_s:
+            self.loop.later(pace.every_s, None, self._load, value + 1, pace)
 
     def _on_error(self, error: BaseException | None, text: str) -> None:
         self.error = self.error or error or AssertionError(text)

@@ -11,7 +11,8 @@ import pytest
 from spark_ledger.cli.app import main
 from spark_ledger.lab.explanation import Known, Moment, moments
 from spark_ledger.lab.exploration import explore
-from spark_ledger.lab.runs import LOSE_NOTHING, PROTOCOLS, Outcome, run
+from spark_ledger.lab.protocols import LOSE_NOTHING, PROTOCOLS
+from spark_ledger.lab.runs import Outcome, run
 from spark_ledger.lab.scenarios import DRAWN, SCENARIOS
 from tests.effort import LAB_SEEDS, in_shares
 

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from spark_ledger.lab.bookkeeper import Add, Added, AskLast, Bookie
+from spark_ledger.lab.bookies import Add, Added, AskLast, Bookie
 from spark_ledger.lab.elections import RequestVote, Vote
 from spark_ledger.lab.kafka import (
     AlterIsr,
