@@ -190,7 +190,8 @@ def explore(settings: Settings, schedules: int, first: int, protocols: tuple[str
 @click.pass_obj
 def claims(settings: Settings, path: str) -> None:
     """Test what is said about these protocols. Exit 1: a run refutes something."""
-    from spark_ledger.lab.claims import CLAIMS, page
+    from spark_ledger.lab.claims import CLAIMS
+    from spark_ledger.lab.claims_page import page
 
     figures = [(claim, figure) for claim in CLAIMS for figure in claim.figures]
     with progress("running", len(figures)) as advance:

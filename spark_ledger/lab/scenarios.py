@@ -60,16 +60,22 @@ def _last_loses_power(world: World, servers: tuple[str, ...]) -> None:
 
 
 def _one_has_it(world: World, servers: tuple[str, ...]) -> None:
-    for server in (servers[0], servers[2]):
-        world.loop.at(3.0, None, world.slow, server, 100.0)
-        world.loop.at(8.0, None, world.slow, server, 1.0)
-    _down(world, servers[1], 5.0, 8.0, power=True)
-    world.loop.at(5.0, None, _replace_disk, world, servers[1])
+    for server in servers:
+        if server != servers[1]:
+            _apart(world, CLIENT, server, 3.0, 4.0, one_way=True)
+    _down(world, servers[1], 3.5, 8.0, power=True)
+    world.loop.at(3.5, None, _replace_disk, world, servers[1])
+    _down(world, CLIENT, 3.5, 4.0, power=False)
 
 
 def _writer_dies(world: World, servers: tuple[str, ...]) -> None:
     # 3.001: what was added at 3.0 s is on its way
     _down(world, CLIENT, 3.001, 3.5, power=False)
+
+
+def _both_die(world: World, servers: tuple[str, ...]) -> None:
+    _dies(world, servers)
+    _writer_dies(world, servers)
 
 
 def _writer_freezes(world: World, servers: tuple[str, ...]) -> None:
@@ -224,6 +230,11 @@ SCENARIOS: Final = {
             _writer_dies,
         ),
         Scenario(
+            "writer-and-bookie-die",
+            "the same, and the second server has no power from 3 s to 8 s",
+            _both_die,
+        ),
+        Scenario(
             "writer-freezes",
             "the client stands still from 3.001 s to 6 s; at 3.5 s another one takes its place",
             _writer_freezes,
@@ -275,8 +286,8 @@ SCENARIOS: Final = {
         ),
         Scenario(
             "one-has-it",
-            "from 3 s to 8 s the first and third servers are 100 times as slow, and at 5 s the "
-            "second one dies with its disk; it comes back at 8 s with an empty one",
+            "from 3 s to 4 s the second server alone hears the client; at 3.5 s both die, it with "
+            "its disk; another client begins at 4 s, and the server is back at 8 s",
             _one_has_it,
         ),
         Scenario(
