@@ -191,10 +191,11 @@ class RocketBroker:
         if not self.is_master:
             return [Send(source, Refused(value, self.role.master))]
         must_copy = self._options.sync_replication and not self._options.takes_timeouts
+        # A client that is refused asks the name server, which may know another master.
         if must_copy and not self._is_followed(now):
-            return [Send(source, Refused(value, self.name))]
+            return [Send(source, Refused(value, ""))]
         if self.store.is_full:
-            return [Send(source, Refused(value, self.name))]  # it goes on being master
+            return [Send(source, Refused(value, ""))]  # it goes on being master
         self.store.append(Entry(self.role.epoch, value))
         self._waiting[len(self.store.log)] = source, now
         effects: list[Effect] = [Sync()] if self._options.sync_flush else []

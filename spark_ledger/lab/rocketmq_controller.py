@@ -175,7 +175,7 @@ class GovernedBroker(RocketBroker):
     def _on_produce(self, source: str, value: int, now: float) -> list[Effect]:
         must_copy = self._options.sync_replication
         if self.is_master and must_copy and len(self.state.in_sync) < IN_SYNC_MIN:
-            return [Send(source, Refused(value, self.name))]
+            return [Send(source, Refused(value, ""))]
         return super()._on_produce(source, value, now)
 
     def _is_followed(self, now: float) -> bool:

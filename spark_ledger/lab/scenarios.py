@@ -191,6 +191,7 @@ def _apart(
     def mend() -> None:
         for source, target in directions:
             world.network.mend(source, target)
+        world.fault("connected again", f"{one} {other}")
 
     world.loop.at(from_s, None, cut)
     world.loop.at(to_s, None, mend)

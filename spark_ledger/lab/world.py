@@ -150,7 +150,7 @@ class World:
         host.is_syncing = host.wants_sync = False
         host.machine = host.make(host.store, self.loop.now)
 
-    def kill(self, name: str, *, power: bool) -> None:
+    def kill(self, name: str, *, power: bool, what: str = "killed") -> None:
         """End a process; with ``power`` its machine too, and with it what was not synced."""
         host = self.hosts[name]
         self.loop.bury(host.process)
@@ -158,11 +158,11 @@ class World:
             host.store.lose_power()
         else:
             host.store.synced = len(host.store.log)  # the kernel lives, and writes it
-        self.fault("power cut" if power else "killed", name)
+        self.fault("power cut" if power else what, name)
 
     def stop(self, name: str) -> None:
         """End a process in order: it says on its disk that nothing is missing there."""
-        self.kill(name, power=False)
+        self.kill(name, power=False, what="stopped")
         self.hosts[name].store.meta["stopped"] = 1
 
     def fill(self, name: str) -> None:

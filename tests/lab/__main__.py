@@ -27,9 +27,8 @@ MODELS: Final = (
     "bookkeeper-3-3-2",
     "kafka-flush",
     "dledger-flush",
-    "raft-read-index",
 )
-"""One setting of each protocol, and Raft's reads."""
+"""One setting of each protocol."""
 
 ROUND: Final = 100
 """Seeds of one task."""
