@@ -14,6 +14,7 @@ from spark_ledger.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from spark_ledger.lab.runs import Outcome
+    from spark_ledger.lab.scenarios import Scenario
     from spark_ledger.lab.timelines import Run
     from spark_ledger.lab.world import World
 
@@ -103,9 +104,21 @@ def compare(
 @click.option("--protocol", default="bookkeeper-3-3-2", show_default=True, metavar="NAME")
 @_seed
 @click.option("--step", is_flag=True, help="Wait for the return key after each step.")
+@click.option("--messages", default="", metavar="FILE", help="Draw its messages instead: an .svg.")
+@click.option("--from", "from_s", type=float, help="Where that begins (else at the first fault).")
+@click.option("--ms", type=click.FloatRange(1), default=50, show_default=True, help="How long.")
 @common_options
 @click.pass_obj
-def explain(settings: Settings, scenario: str, protocol: str, seed: int, step: bool) -> None:
+def explain(
+    settings: Settings,
+    scenario: str,
+    protocol: str,
+    seed: int,
+    step: bool,
+    messages: str,
+    from_s: float | None,
+    ms: float,
+) -> None:
     """Tell one run step by step: each fault and decision, and what every server knew then."""
     from spark_ledger.lab.explanation import moments
     from spark_ledger.lab.protocols import PROTOCOLS
@@ -114,6 +127,9 @@ def explain(settings: Settings, scenario: str, protocol: str, seed: int, step: b
     scenarios = {**SCENARIOS, DRAWN.name: DRAWN}
     _known("scenario", (scenario,), tuple(scenarios))
     _known("protocol", (protocol,), tuple(PROTOCOLS))
+    if messages:
+        _draw_messages(scenarios[scenario], protocol, seed, messages, from_s, ms / 1e3)
+        return
     found, outcome = moments(scenarios[scenario], protocol, seed)
     if settings.as_json:
         for moment in found:
@@ -139,6 +155,20 @@ def explain(settings: Settings, scenario: str, protocol: str, seed: int, step: b
         f"these are lost; the longest time without an acknowledgement was "
         f"{outcome.longest_gap_ms:g} ms"
     )
+
+
+def _draw_messages(
+    scenario: Scenario, protocol: str, seed: int, path: str, from_s: float | None, for_s: float
+) -> None:
+    from spark_ledger.lab.diagrams import diagram
+    from spark_ledger.lab.runs import run
+
+    world = run(scenario, protocol, seed, traced=True)[1]
+    if from_s is None:
+        faults = [each.at for each in world.events if each.is_fault]
+        from_s = (faults[0] if faults else scenario.pace.from_s) - for_s / 5
+    title = f"{protocol} in {scenario.name} (seed {seed}): messages from {from_s:.4g} s on"
+    _write(path, diagram(title, world, from_s, from_s + for_s))
 
 
 @group.command()

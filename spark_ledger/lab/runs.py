@@ -48,13 +48,16 @@ def run(
     seed: int,
     follow: Callable[[World], None] = lambda _world: None,
     watch: Callable[[World], None] = lambda _world: None,
+    *,
+    traced: bool = False,
 ) -> tuple[Outcome, World]:
     """Run one protocol in one scenario; ``follow`` is called after each of its events,
-    and ``watch`` at each tick.
+    and ``watch`` at each tick. ``traced``: the world keeps all messages.
 
     Raises AssertionError if it breaks a promise of its own."""
     world = World(seed)
     world.on_event = partial(follow, world)
+    world.trace = [] if traced else None
     system = PROTOCOLS[protocol](world)
 
     def check() -> None:

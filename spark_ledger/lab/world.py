@@ -6,6 +6,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from spark_ledger.lab.machines import (
@@ -74,6 +75,17 @@ class Happened(NamedTuple):
     is_fault: bool
 
 
+@dataclass(slots=True)
+class Sent:
+    """A message, for people. ``arrived_at``: None if it never came."""
+
+    source: str
+    target: str
+    message: object
+    sent_at: float
+    arrived_at: float | None = None
+
+
 class Host:
     """One server or client: its process, its disk, and the machine that runs there."""
 
@@ -113,6 +125,8 @@ class World:
         self.check: Callable[[], None] = lambda: None
         self.on_event: Callable[[], None] = lambda: None
         """Called after each of ``events``, for who follows the run."""
+        self.trace: list[Sent] | None = None
+        """All messages, if somebody wants them."""
         self.error: BaseException | None = None
         self._directions: dict[tuple[str, str], Direction] = {}
         self._delays = self.random_for("delays")
@@ -253,7 +267,18 @@ class World:
             direction = self._directions[key] = Direction()
         self._factor = max(source.slowness, target.slowness)
         arrived = Received(source.name, message)
-        self.network.send(source.name, target.process, direction, self.give, target, arrived)
+        if self.trace is None:
+            self.network.send(source.name, target.process, direction, self.give, target, arrived)
+            return
+        sent = Sent(source.name, target.name, message, self.loop.now)
+        self.trace.append(sent)
+        self.network.send(
+            source.name, target.process, direction, self._give_traced, sent, target, arrived
+        )
+
+    def _give_traced(self, sent: Sent, target: Host, event: Event) -> None:
+        sent.arrived_at = self.loop.now
+        self.give(target, event)
 
     def _sync(self, host: Host) -> None:
         if host.is_syncing:
