@@ -73,7 +73,8 @@ def _legend(colours: dict[str, str]) -> Iterable[str]:
 
 
 def _message(each: Sent, lanes: dict[str, int], x: _Place, to_s: float, colour: str) -> str:
-    start, y1, y2 = x(each.sent_at), lanes[each.source], lanes[each.target]
+    start, y1 = x(each.sent_at), lanes[each.source]
+    y2: float = lanes[each.target]
     what = f"{each.source} to {each.target}: {each.message}"
     if each.arrived_at is None:
         end, y2, colour = start + 6, (y1 + y2) / 2, _LOST

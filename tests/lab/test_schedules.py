@@ -28,21 +28,23 @@ def test_first_schedules_of_each_model_break_no_promise(
     assert {model["schedules"] for model in models.values()} == {LAB_SCHEDULES.test}
 
 
+FINE = Explored("raft", 2, 0, 0, 0, None, 0, ())
+
+
 @pytest.mark.parametrize(
-    ("name", "what"),
+    ("name", "found"),
     [
-        ("raft", {"lost_in": 1}),
-        ("raft", {"unacknowledged": 1}),
-        ("raft", {"broken": ((7, "two leaders"),)}),
-        ("raft-read-index", {"stale_in": 1}),
+        ("raft", FINE._replace(lost_in=1)),
+        ("raft", FINE._replace(unacknowledged=1)),
+        ("raft", FINE._replace(broken=((7, "two leaders"),))),
+        ("raft-read-index", FINE._replace(stale_in=1)),
     ],
 )
 def test_model_with_one_schedule_that_breaks_a_promise_does_not_hold(
-    name: str, what: dict[str, object]
+    name: str, found: Explored
 ) -> None:
-    fine = Explored(name, 2, 0, 0, 0, None, 0, ())
     model = Model()
-    model.add(fine)
+    model.add(FINE)
     assert model.holds(name)
-    model.add(fine._replace(**what))
+    model.add(found)
     assert not model.holds(name) and model.schedules == 4

@@ -64,9 +64,11 @@ def outcome(scenario: str, protocol: str) -> tuple[Outcome, World]:
 # -- Kafka -----------------------------------------------------------------------------------------
 
 
-def kafka(*isr: str, log: tuple[Entry, ...] = (), **options: bool | str) -> Broker:
+def kafka(
+    *isr: str, log: tuple[Entry, ...] = (), reads: str = "", eligible_leaders: bool = False
+) -> Broker:
     """n0, which leads epoch 1 with these in-sync replicas."""
-    settings = KafkaOptions()._replace(**options)
+    settings = KafkaOptions(eligible_leaders=eligible_leaders, reads=reads)
     broker = Broker("n0", Store(list(log), len(log)), settings, 0.0)
     tell(broker, "controller", LeaderAndIsr(1, "n0", isr, 1))
     return broker
