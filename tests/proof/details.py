@@ -180,10 +180,12 @@ def _lab(figures: Figures) -> str:
         "model", "schedules", "in which values were lost", "in which reads were old",
         "values never acknowledged", "invariants broken",
     )  # fmt: skip
-    found = "Settings that promise less, and the first seed of `ledger lab explain drawn --seed N`"
+    found = (
+        "Settings that promise less, and the first seed of `ledger lab explain drawn --seed N`\n"
+    )
     return (
         table(heads, models)
-        + f"\n{found} that loses a value or shows an old one.\n\n"
+        + f"\n{found}that loses a value or shows an old one.\n\n"
         + table(("setting", "schedules", "seed", "values lost, at most"), weak)
     )
 
