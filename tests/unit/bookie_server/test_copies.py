@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from bookie_server.core.copies import CopyGrant, grant_of
-from bookie_server.first_contact import NoLedgers
+from bookie_server.first_contact import CopyAnswer, NoLedgers
 from bookie_server.ledger_keys import MetadataKeys
 from spark_ledger.bookie_api import Refusal
 from spark_ledger.metadata.json_nodes import encode_node
@@ -26,7 +26,8 @@ from spark_ledger.types import (
 )
 from spark_ledger.wire.frame import access_key_hash
 from spark_ledger.wire.shown_keys import copy_key, hash_as_key
-from tests.unit.bookie_server.storage.support import Machine, expected, formatted
+from tests.listed import listed
+from tests.unit.bookie_server.storage.support import Machine, expected, formatted, make_run
 
 OK, UNAUTHORIZED = BookieStatus.OK, BookieStatus.UNAUTHORIZED
 KEY = b"the key of the ledger"
@@ -96,6 +97,27 @@ def test_bookie_without_metadata_takes_no_copies() -> None:
     assert machine.add(7, [0], key=COPIES, recovery=True) is UNAUTHORIZED
 
 
+def test_copies_that_wait_for_their_grant_are_refused_when_the_bookie_closes() -> None:
+    class Silent(NoLedgers):
+        def look_up_copy(self, ledger_id: LedgerId, answer: CopyAnswer) -> None:
+            """The metadata store does not answer."""
+
+    machine = Machine(formatted(), keys=Silent())
+    answers: list[BookieStatus] = []
+    for entry in (3, 4):
+        machine.bookie.add(
+            make_run(7, [entry]),
+            access_key=COPIES,
+            recovery=True,
+            last_add_confirmed=EntryId(-1),
+            done=lambda status, _message: answers.append(status),
+        )
+    assert answers == [] and machine.bookie.append_bytes_in_flight > 0
+    machine.close()
+    assert answers == [BookieStatus.IO_ERROR] * 2
+    assert machine.bookie.append_bytes_in_flight == 0
+
+
 def ledger(*, closed: bool) -> LedgerMetadata:
     bookies = (BookieId("a"),)
     state, last = (LedgerState.CLOSED, 30) if closed else (LedgerState.OPEN, -1)
@@ -152,12 +174,12 @@ def test_ledger_that_is_being_given_back_is_vouched_for_by_nobody(machine: Machi
     closed(machine)
     busy = BookieStatus.TOO_MANY_REQUESTS
     assert machine.add(7, [0, 1], key=COPIES, recovery=True) is OK
-    assert machine.bookie.list_entries(L) == [(0, 1)]
+    assert listed(machine.bookie, L) == [(0, 1)]
     machine.bookie.giving_back.begin([L])
-    assert machine.bookie.list_entries(L) is None
+    assert listed(machine.bookie, L) is None
     assert machine.add(7, [2], key=COPIES, recovery=True) is busy
     machine.bookie.giving_back.end([L])
-    assert machine.bookie.list_entries(L) == [(0, 1)], "nothing was deleted after all"
+    assert listed(machine.bookie, L) == [(0, 1)], "nothing was deleted after all"
     assert machine.add(7, [2], key=COPIES, recovery=True) is OK
 
 

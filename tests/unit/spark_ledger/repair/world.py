@@ -7,13 +7,14 @@ from typing import Any
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.metadata.bookies import BookieRegistry
-from spark_ledger.metadata.memory import MemoryMetadataStore
+from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
 from spark_ledger.metadata.unsettled import pages
 from spark_ledger.repair.auditor import Auditor, AuditorConfig
 from spark_ledger.repair.nodes import PRIORITIES, mark_root
 from spark_ledger.repair.plan import final_fragments, lane_copies
 from spark_ledger.repair.worker import Worker, WorkerConfig
 from spark_ledger.types import BookieId, LedgerId
+from tests.listed import listed
 from tests.unit.spark_ledger.client.world import World
 from tests.unit.spark_ledger.keeper.world import Clock
 
@@ -60,7 +61,12 @@ async def lose(world: World, name: str) -> None:
 
 async def marked(world: World) -> dict[int, int]:
     """The marked ledgers, each with the copies that it had left."""
-    store = MemoryMetadataStore(world.tree)
+    return await marked_in(world.tree)
+
+
+async def marked_in(tree: MemoryTree) -> dict[int, int]:
+    """The same of a tree of metadata."""
+    store = MemoryMetadataStore(tree)
     try:
         return {
             ledger_id: copies
@@ -78,7 +84,7 @@ async def lacking(world: World, client: LedgerClient, ledger_id: int) -> list[tu
     found: list[tuple[int, int, str]] = []
     for fragment in final_fragments(ledger):
         for index, bookie_id in enumerate(fragment.bookies):
-            held = world.bookies[bookie_id].list_entries(LedgerId(ledger_id)) or []
+            held = listed(world.bookies[bookie_id], LedgerId(ledger_id)) or []
             lanes = lane_copies(ledger, fragment, index, lost=())
             wanted = {e for each in lanes for e in range(each.first, each.last + 1, each.stride)}
             if bookie_id in world.alive:
