@@ -43,7 +43,7 @@ LEDGERS_KEPT = 32
 SMALL_ENTRY = b"s" * KIB
 SMALL_PAUSE_S = 0.02
 SMALL_LEDGER_S = 30.0
-COLLECTION_INTERVAL_S = 2.0
+COLLECTION_INTERVAL_S = 0.5
 KEEPER = ("--interval", "0.3", "--owner-grace", "10", "--dropped-grace", "2", "--no-autorecovery")
 """At full speed two gigabytes are written in seconds, so space has to come back in seconds."""
 
