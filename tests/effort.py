@@ -99,7 +99,10 @@ LAB_SEEDS: Final = Share(1, 200)
 """Seeds of the replication lab, each of which draws faults for every protocol that promises to lose
 nothing: a twentieth of a second for each."""
 
-LAB_CLAIMS: Final = Share(6, 28)
+LAB_SCHEDULES: Final = Share(4, 10_000)
+"""Seeds of the replication lab for one setting of each protocol (``python -m tests.lab``)."""
+
+LAB_CLAIMS: Final = Share(8, 41)
 """Claims about replication, each with up to four runs of the lab, a sixth of a second each."""
 
 MUTANTS: Final = Share(24, ALL)
