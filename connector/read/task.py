@@ -149,14 +149,14 @@ class _SpanRead:
         stream = sessions.present_stream(options.connection, options.stream, self._stream_id)
         stored, metadata_index = _stored_columns(options, wanted)
         while self._span.commits:
-            commits, start, end, replica_hint = self._span
+            commits, start, end, replica_hint, reads = self._span
             try:
                 for positioned in stream.read_commits(
                     commits,
                     start,
                     end,
                     schema=stored,
-                    replica_hint=replica_hint,
+                    replica_hint=reads.order or replica_hint,
                     where=options.where,
                 ):
                     yield _with_metadata(positioned, wanted, metadata_index, options)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 from spark_ledger.stream.model import Commit, Head, Segment
+from spark_ledger.stream.packs.model import NO_PACKS, Packs
 from spark_ledger.stream.plan.locate import Located
 from spark_ledger.types import Dlsn, EntryId, LedgerId
 
@@ -84,6 +85,9 @@ class FakeStream:
 
     def locate(self, ledger_ids: Iterable[LedgerId]) -> Located:
         return Located({}, ())
+
+    def packs(self) -> Packs:
+        return NO_PACKS
 
     def position_at_timestamp(self, time_ms: int) -> Dlsn:
         for commit in self._commits:

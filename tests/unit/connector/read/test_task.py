@@ -195,7 +195,9 @@ class FlakyStream(FakeStream):
 
 
 def flaky(monkeypatch: pytest.MonkeyPatch, failures: list[int]) -> list[int | None]:
-    monkeypatch.setattr(sessions, "present_stream", lambda options, name, stream_id: FlakyStream(failures))
+    monkeypatch.setattr(
+        sessions, "present_stream", lambda options, name, stream_id: FlakyStream(failures)
+    )
     monkeypatch.setattr(retry, "RETRY_PAUSES_S", (0.0,))
     options = read_options({"metadata": "zk://h/l", "stream": "s"}, streaming=True)
     ranges = (
