@@ -109,6 +109,7 @@ def session(job: Job) -> Any:
         SparkSession.builder.master("local[2]")
         .appName("benchmarks")
         .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")  # its lines have no end
         .config("spark.sql.shuffle.partitions", str(PARTITIONS))
         .config("spark.driver.memory", "2g")
         .config("spark.driver.bindAddress", "127.0.0.1")
