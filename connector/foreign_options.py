@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 _BY_STREAM: Final = 'values by stream, such as {"a": ..., "b": ...}'
+_OFFSETS: Final = 'values by stream, such as {"a": {"offset": 23}, "b": "latest"}'
 _NO_CONSUMER: Final = (
     "there are no consumer groups here: the checkpoint has the position; remove it"
 )
@@ -27,8 +28,8 @@ INSTEAD: Final = {
     "topicsPattern": "use streamPattern",
     # from where to where
     "startingOffsets": "use startingPosition, whose default is earliest also for streaming; with "
-    f"{_BY_STREAM}",
-    "endingOffsets": f"use endingPosition, with {_BY_STREAM}",
+    f"{_OFFSETS}",
+    "endingOffsets": f"use endingPosition, with {_OFFSETS}",
     "startingOffsetsByTimestamp": f"use startingTimestamp, with {_BY_STREAM}",
     "endingOffsetsByTimestamp": f"use endingTimestamp, with {_BY_STREAM}",
     "startingOffsetsByTimestampStrategy": "startingTimestamp behind the last commit begins at the "
@@ -57,12 +58,14 @@ _PREFIXES: Final = {
     "kafka.": "settings of Kafka's clients mean nothing here; remove it",
     "pulsar.": "settings of Pulsar's clients mean nothing here; remove it",
 }
-_BY_KEY: Final = {name.lower(): says for name, says in INSTEAD.items()}
+_BY_KEY: Final = {name.lower(): name for name in INSTEAD}
 
 
-def instead_of(given: str) -> str | None:
-    """What to use instead of an option of theirs; None if it is none of theirs."""
+def instead_of(given: str) -> tuple[str, str] | None:
+    """An option of theirs as they spell it (Spark gives names in lower case), and what to use
+    instead; None if it is none of theirs."""
     key = given.lower()
     if key in _BY_KEY:
-        return _BY_KEY[key]
-    return next((says for prefix, says in _PREFIXES.items() if key.startswith(prefix)), None)
+        return _BY_KEY[key], INSTEAD[_BY_KEY[key]]
+    says = next((says for prefix, says in _PREFIXES.items() if key.startswith(prefix)), None)
+    return None if says is None else (given, says)

@@ -30,11 +30,13 @@ class TransactionJson(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PositionJson(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A position as users write it; entry and slot may be left out."""
+    """A position as users write it; entry and slot may be left out. Or an offset alone."""
 
     segment: int | None = None
     entry: int = 0
     slot: int = 0
+    offset: int | None = None
+    """How many rows of the stream lie before, as the column of Kafka's counts."""
     stream: str = ""
     """The stream's id; present if the position was copied from a query's progress."""
     name: str = ""
@@ -215,19 +217,25 @@ def parse_key(text: str) -> str | tuple[tuple[str, str], ...]:
 
 
 def parse_position(text: str) -> Position:
-    """``earliest``, ``latest``, or JSON such as ``{"segment": 3, "entry": 0, "slot": 0}``."""
+    """``earliest``, ``latest``, or JSON such as ``{"segment": 3, "entry": 0, "slot": 0}`` or
+    ``{"offset": 23}``."""
     value = text.strip()
     if value.lower() == "earliest":
         return "earliest"
     if value.lower() == "latest":
         return "latest"
-    wanted = 'needs earliest, latest or JSON such as {"segment": 3, "entry": 0, "slot": 0}'
+    wanted = (
+        'needs earliest, latest or JSON such as {"segment": 3, "entry": 0, "slot": 0} or '
+        '{"offset": 23}, the number of rows before'
+    )
     try:
         position = msgspec.json.decode(value, type=PositionJson)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(f"{wanted} ({error})") from None
-    if min(position.segment or 0, position.entry, position.slot) < 0:
+    if min(position.segment or 0, position.entry, position.slot, position.offset or 0) < 0:
         raise ValueError(f"{wanted}; numbers count from 0")
+    if position.offset is not None and position != PositionJson(offset=position.offset):
+        raise ValueError(f"{wanted}; an offset stands alone")
     return position
 
 

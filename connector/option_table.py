@@ -39,7 +39,7 @@ from connector.option_parsers import (
     parse_whole_number,
     parse_zone,
 )
-from spark_ledger.amounts import parse_duration_s, parse_size_bytes
+from spark_ledger.amounts import parse_age_s, parse_duration_s, parse_size_bytes
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits import KIB
 from spark_ledger.limits.entries import ENSEMBLE_SIZE_MAX, ENTRY_PAYLOAD_BYTES_MAX
@@ -98,7 +98,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("ensembleSize", parse_whole_number(1, ENSEMBLE_SIZE_MAX), WRITE),
     Option("writeQuorum", parse_whole_number(1, ENSEMBLE_SIZE_MAX), WRITE),
     Option("ackQuorum", parse_whole_number(1, ENSEMBLE_SIZE_MAX), WRITE),
-    Option("retentionAge", parse_duration_s, WRITE),
+    Option("retentionAge", parse_age_s, WRITE),
     Option("retentionBytes", _BYTES, WRITE),
     Option("retentionRows", _ROWS, WRITE),
     Option("keyColumns", parse_columns, WRITE),
@@ -241,9 +241,9 @@ def _parse_one(option: Option, text: str, zone: str | None) -> object:
 
 
 def _unknown(given: str) -> ConfigurationError:
-    reason = _REFUSED.get(given.lower()) or instead_of(given)
+    name, reason = instead_of(given) or (given, _REFUSED.get(given.lower()))
     if reason is not None:
-        return ConfigurationError(f"option {given} is not supported: {reason}")
+        return ConfigurationError(f"option {name} is not supported: {reason}")
     near = difflib.get_close_matches(given.lower(), _BY_KEY, n=1, cutoff=0.6)
     if near:
         return ConfigurationError(

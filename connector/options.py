@@ -407,9 +407,10 @@ def _position(
 def _check_position(name: str, position: Position, ledger_id: LedgerId | None) -> Position:
     if isinstance(position, str):
         return position
-    if ledger_id is None and position.segment is None:
+    is_offset = position.offset is not None
+    if ledger_id is None and position.segment is None and not is_offset:
         raise ConfigurationError(f'option {name}: a stream position names its "segment"')
-    of_stream = position.segment is not None or position.slot or position.stream
+    of_stream = position.segment is not None or position.slot or position.stream or is_offset
     if ledger_id is not None and of_stream:
         raise ConfigurationError(
             f'option {name}: a position in a raw ledger has an "entry" only, such as {{"entry": 0}}'

@@ -44,3 +44,11 @@ def parse_duration_s(text: str) -> float:
     if value <= 0.0:
         raise ValueError("needs a time above 0, such as 500ms, 10s, 15m, 1h or 7d")
     return value
+
+
+def parse_age_s(text: str) -> float:
+    """A time span in seconds that decides what is dropped: a bare number might be meant as days,
+    so it needs its unit."""
+    if not re.fullmatch(r".*[a-z]", text.strip().lower()):
+        raise ValueError("needs a time with its unit, such as 10s, 15m, 1h or 7d")
+    return parse_duration_s(text)

@@ -117,7 +117,7 @@ ONLY_IN_PROOF: Final = (
     "tests/integration/test_examples.py::test_ledger_to_delta_has_each_row_once_after_a_crash",
     "tests/integration/test_examples.py::test_quickstart",
     "tests/integration/test_examples.py::"
-    "test_state_machine_has_every_put_that_returned_when_its_active_is_killed_or_frozen",
+    "test_state_machine_whose_active_dies_or_freezes_has_every_put_that_returned",
     "tests/integration/test_examples.py::test_word_of_the_day",
     "tests/integration/test_hung_bookies.py::"
     "test_bookie_whose_disk_hangs_says_so_and_writers_go_on",

@@ -195,7 +195,7 @@ class AnswerRoom:
         """For metrics."""
 
     async def reserve(self) -> None:
-        """Return once one more part may be read; ``hold`` or ``give_back`` must follow."""
+        """Return once one more part may be read; ``hold`` or ``release`` must follow."""
         answer = self._held.get(current_call())
         is_first = not (self._begun if answer else self._begun or self._waiting)
         if is_first and self._has_room(answer):
@@ -213,13 +213,13 @@ class AnswerRoom:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self.give_back()  # it was our turn
+                self.release()  # it was our turn
             raise
         finally:
             if answer is not None:
                 answer.waits, answer.since = False, loop.time()
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Nothing was read."""
         self._reading -= 1
         self._let_in()

@@ -265,7 +265,7 @@ class BookieService:
         try:
             messages = await loop.run_in_executor(self._pool, work.next_messages)
         except BaseException:
-            self._answers.give_back()
+            self._answers.release()
             raise
         with self._answers.hold(sum(map(len, messages)), context.peer()):
             for encoded in messages:

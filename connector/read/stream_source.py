@@ -94,8 +94,18 @@ class StreamSource:
     def _offset(self, position: Dlsn) -> OffsetJson:
         return stream_offset(position, self._stream_id)
 
-    def _option_position(self, position: PositionJson, option: str) -> Dlsn:
-        """A position that the user gave. If it names a stream, that must be this one (rule T7)."""
+    def _option_position(self, position: PositionJson, option: str, head: Head) -> Dlsn:
+        """A position that the user gave. If it names a stream, that must be this one (rule T7).
+
+        Raises DataLossError if it is an offset of a row that was truncated.
+        """
+        if position.offset is not None:
+            if position.offset > head.rows:
+                raise ConfigurationError(
+                    f"{self._options.subject}: {option} {position.offset} lies behind the end, "
+                    f"{head.rows}"
+                )
+            return self._stream.position_of_row(position.offset)
         if position.stream in ("", self._stream_id):
             return position.dlsn
         raise ConfigurationError(
@@ -111,10 +121,14 @@ class StreamSource:
         if options.start_transaction is not None:
             return self._position_of(options.start_transaction)
         if isinstance(options.start, PositionJson):
-            position = self._readable(
-                head, self._option_position(options.start, "startingPosition"), "startingPosition"
-            )
-            return self._canonical(position, head)
+            try:
+                position = self._option_position(options.start, "startingPosition", head)
+            except DataLossError as error:  # an offset
+                if options.fail_on_data_loss:
+                    raise
+                logger.warning("%s; going on from there, because failOnDataLoss=false", error)
+                return head.earliest
+            return self._canonical(self._readable(head, position, "startingPosition"), head)
         return head.earliest if options.start == "earliest" else head.end
 
     def final_offset(self) -> OffsetJson:
@@ -124,13 +138,14 @@ class StreamSource:
         if options.end_timestamp_ms is not None:
             end = self._position_at(head, options.end_timestamp_ms, "endingTimestamp")
         elif isinstance(options.end, PositionJson):
-            end = self._canonical(self._option_position(options.end, "endingPosition"), head)
+            given = self._option_position(options.end, "endingPosition", head)
+            end = self._canonical(given, head)
             if end > head.end:
-                raise self._after_head(options.end.dlsn, head, "endingPosition")
-            if isinstance(options.start, PositionJson) and end < options.start.dlsn:
+                raise self._after_head(given, head, "endingPosition")
+            if isinstance(options.start, PositionJson) and end < self._resolve_start(head):
                 raise ConfigurationError(
-                    f"{options.subject}: endingPosition {tuple(options.end.dlsn)} lies before "
-                    f"startingPosition {tuple(options.start.dlsn)}"
+                    f"{options.subject}: endingPosition {tuple(given)} lies before "
+                    f"startingPosition {tuple(self._resolve_start(head))}"
                 )
         elif options.end == "earliest":
             raise ConfigurationError(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spark_ledger.cli.arguments.amounts import DURATION_S, size_of
+from spark_ledger.cli.arguments.amounts import AGE_S, size_of
 from spark_ledger.cli.arguments.positions import position, position_or_time, position_text
 from spark_ledger.cli.arguments.settings import Settings, common_options
 from spark_ledger.cli.ledgers import confirm
@@ -62,7 +62,7 @@ def limit_options(prefix: str = "") -> list[click.Option]:
     return [
         click.Option(
             [f"--{prefix}age", "age_s"],
-            type=DURATION_S,
+            type=AGE_S,
             metavar="TIME",
             help="Keep rows so long: 7d.",
         ),
@@ -164,9 +164,7 @@ def hold() -> None:
     show_default=True,
     help="Rows from here on are kept.",
 )
-@click.option(
-    "--expires", required=True, type=DURATION_S, metavar="TIME", help="When it ends: 1h, 2d."
-)
+@click.option("--expires", required=True, type=AGE_S, metavar="TIME", help="When it ends: 1h, 2d.")
 @click.option(
     "--bytes",
     "size_bytes",

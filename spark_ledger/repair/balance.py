@@ -101,7 +101,7 @@ class Balance:
         self._held[move.source] -= move.size_bytes
         self._held[move.target] += move.size_bytes
 
-    def give_back(self, move: Move) -> None:
+    def put_back(self, move: Move) -> None:
         """It stayed where it was."""
         self._held[move.source] += move.size_bytes
         self._held[move.target] -= move.size_bytes

@@ -219,7 +219,7 @@ class Rebalance:
             moved = await repair.move(move.fragment, {move.bookie_index: move.target})
         finally:
             if not moved:
-                balance.give_back(move)
+                balance.put_back(move)
                 self._begun -= 1
         if moved:
             self._count(move, result)

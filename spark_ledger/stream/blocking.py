@@ -343,10 +343,6 @@ class Stream:
         """Where every hundredth commit between two begins: see ``stream.Stream.marks``."""
         return self._call(self._stream.marks(first, end))
 
-    def sealed_commits(self) -> int:
-        """How many commits are in manifests; later ones are metadata nodes."""
-        return self._call(self._stream.sealed_commits())
-
     def first_commit_since(self, time_ms: int) -> Commit | None:
         """The first commit made at this time (ms since 1970) or later, or None."""
         return self._call(self._stream.first_commit_since(time_ms))
@@ -354,6 +350,10 @@ class Stream:
     def position_at_timestamp(self, time_ms: int) -> Dlsn:
         """The first row committed at this time or later; the end of the stream without one."""
         return self._call(self._stream.position_at_timestamp(time_ms))
+
+    def position_of_row(self, row: int) -> Dlsn:
+        """The row before which so many were committed: see ``stream.Stream.position_of_row``."""
+        return self._call(self._stream.position_of_row(row))
 
     def position_of(self, sink_id: str, transaction_id: int) -> Dlsn | None:
         """The first row of a sink's transaction, or of the next one that it made; or None."""

@@ -359,6 +359,18 @@ class Commit:
         assert self.first_segment <= number < self.end_segment, (number, self.number)
         return self.segments[number - self.first_segment]
 
+    def position_of_row(self, row: int) -> Dlsn:
+        """Where one of its rows is, of which so many were committed to the stream before."""
+        left = row - self.rows_before
+        assert 0 <= left < self.rows, (row, self.number)
+        segments, entry = iter(self.segments), 0
+        while left >= (segment := next(segments)).rows:
+            left -= segment.rows
+        while left >= segment.entry_rows[entry]:
+            left -= segment.entry_rows[entry]
+            entry += 1
+        return Dlsn(segment.number, entry, left)
+
 
 class CommitMark(NamedTuple):
     """Where a commit begins, without what it appends: enough to share out a long read."""

@@ -311,9 +311,11 @@ class Stream:
 
     async def position_at_timestamp(self, time_ms: int) -> Dlsn:
         """The first row committed at this time or later; the end of the stream without one."""
-        head = await self.head()
-        commit = await self._log.first_since(head, time_ms)
-        return head.end if commit is None else max(Dlsn(commit.first_segment), head.earliest)
+        return await self._log.position_since(await self.head(), time_ms)
+
+    async def position_of_row(self, row: int) -> Dlsn:
+        """Where a row is, by how many were committed before it: see ``CommitLog``."""
+        return await self._log.position_of_row(await self.head(), row)
 
     async def position_of(self, sink_id: str, transaction_id: int) -> Dlsn | None:
         """The first row of a sink's transaction; of its next one, if it made none of this number.

@@ -132,7 +132,7 @@ def test_examples_without_spark_on_a_running_cluster() -> None:
             assert recovered.last_add_confirmed == entries - 1
 
 
-def test_state_machine_has_every_put_that_returned_when_its_active_is_killed_or_frozen() -> None:
+def test_state_machine_whose_active_dies_or_freezes_has_every_put_that_returned() -> None:
     puts, last_words = run("state_machine").splitlines()
     told = re.fullmatch(r"(\d+) puts returned, 0 lost, in (\d+) epochs", puts)
     assert told, puts

@@ -39,11 +39,11 @@ class Orders:
 class _Stranger:
     """A connection with an unfinished message above the first part. ``may_go_on``: it has one of
     the places; ``is_going_on``: it sends, as far as is known; ``had_its_chance``: it stopped.
-    ``patience_s``: a TCP that was not heard tries again after twice the time at most."""
+    ``silence_s_max``: a TCP that was not heard tries again after twice the time at most."""
 
     __slots__ = (
         "byte_count", "changed_at", "had_its_chance", "is_going_on", "is_muted", "may_go_on",
-        "muted_at", "patience_s",
+        "muted_at", "silence_s_max",
     )  # fmt: skip
 
     def __init__(self, now: float) -> None:
@@ -54,11 +54,11 @@ class _Stranger:
         self.may_go_on = False
         self.is_going_on = True
         self.had_its_chance = False
-        self.patience_s = BOOKIE_STALLED_MESSAGE_S
+        self.silence_s_max = BOOKIE_STALLED_MESSAGE_S
 
     def has_stopped(self, now: float) -> bool:
         """It could send, and did not."""
-        return not self.is_muted and now - self.changed_at >= self.patience_s
+        return not self.is_muted and now - self.changed_at >= self.silence_s_max
 
     def is_due(self, now: float) -> bool:
         """It is not heard any more, however long it waits."""
@@ -134,7 +134,7 @@ class Strangers:
             self._left -= byte_count - stranger.byte_count
             stranger.byte_count, stranger.changed_at = byte_count, now
             stranger.is_going_on = True
-            stranger.patience_s = BOOKIE_STALLED_MESSAGE_S
+            stranger.silence_s_max = BOOKIE_STALLED_MESSAGE_S
 
     def _forget(self, peer: str, orders: Orders, *, is_whole: bool) -> None:
         stranger = self._seen.pop(peer)
@@ -169,7 +169,9 @@ class Strangers:
             if stranger.is_muted and not stranger.had_its_chance:
                 stranger.is_muted, stranger.may_go_on, stranger.is_going_on = False, True, False
                 stranger.changed_at = now
-                stranger.patience_s = max(BOOKIE_STALLED_MESSAGE_S, 2 * (now - stranger.muted_at))
+                stranger.silence_s_max = max(
+                    BOOKIE_STALLED_MESSAGE_S, 2 * (now - stranger.muted_at)
+                )
                 self._seen[peer] = self._seen.pop(peer)
                 orders.unmute.append(peer)
                 going_on += 1

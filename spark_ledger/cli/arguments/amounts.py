@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import click
 
-from spark_ledger.amounts import parse_duration_s, parse_size_bytes
+from spark_ledger.amounts import parse_age_s, parse_duration_s, parse_size_bytes
 
 
 class Amount(click.ParamType[float]):
@@ -44,6 +44,9 @@ LEDGER_ID = _LedgerIdType()
 
 DURATION_S = Amount("duration", parse_duration_s)
 """Seconds, from 500ms, 10s, 15m, 1h or 7d."""
+
+AGE_S = Amount("age", parse_age_s)
+"""The same where rows are dropped by it: with a unit."""
 
 
 def size_of(low: int, high: int | None = None) -> Amount:

@@ -27,7 +27,7 @@ from spark_ledger.stream.manifest.store import ManifestStore
 from spark_ledger.stream.manifest.tree import ManifestRoot, PagePointer
 from spark_ledger.stream.model import Commit, CommitMark, Head, Segment, SinkRecord
 from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, StreamNodes
-from spark_ledger.types import EntryId, LedgerId
+from spark_ledger.types import Dlsn, EntryId, LedgerId
 
 _DECODED_AT_ONCE_MAX: Final = COMMITS_PER_BUCKET
 """Commits that ``range`` reads and decodes at a time, those of one bucket: the loop is free again
@@ -241,6 +241,11 @@ class CommitLog:
         assert head.earliest_commit <= following <= head.next_commit, (following, head)
         return await self.get(following) if following < head.next_commit else None
 
+    async def position_since(self, head: Head, time_ms: int) -> Dlsn:
+        """The first row committed at this time or later; the end of the stream without one."""
+        commit = await self.first_since(head, time_ms)
+        return head.end if commit is None else max(Dlsn(commit.first_segment), head.earliest)
+
     async def last_before(self, head: Head, part: tuple[int, int], time_ms: int) -> int | None:
         """The last commit made before a time, of a part in which times ascend, or None."""
         high = part[1]
@@ -255,6 +260,24 @@ class CommitLog:
         total, key = (head.rows, _rows_before) if rows else (head.size_bytes, _bytes_before)
         found = await self._last_at_or_below(among, total - (rows or size_bytes), key, total + 1)
         return head.earliest_commit if found is None else found
+
+    async def position_of_row(self, head: Head, row: int) -> Dlsn:
+        """Where the row is before which so many were committed; without it, the stream's end.
+
+        Raises DataLossError if the row was truncated.
+        """
+        if row >= head.rows:
+            return head.end
+        among = (head.earliest_commit, head.next_commit)
+        number = await self._last_at_or_below(among, row, _rows_before, head.rows)
+        if number is None:
+            is_empty = head.earliest_commit == head.next_commit
+            kept = head.rows if is_empty else (await self.get(head.earliest_commit)).rows_before
+            raise DataLossError(
+                f"stream {self._nodes.name!r}: the row with the offset {row} was truncated; the "
+                f"first row kept has the offset {kept}"
+            )
+        return (await self.get(number)).position_of_row(row)
 
     async def of_record(self, record: SinkRecord) -> Commit:
         """The commit of a sink's newest transaction; without segments if it was truncated."""

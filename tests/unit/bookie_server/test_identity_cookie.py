@@ -83,7 +83,7 @@ async def test_bookie_that_notes_its_own_stop_does_not_take_it_for_another_start
 
 
 @pytest.mark.parametrize("backup_of_start", [1, 2])
-def test_bookie_that_serves_while_the_cluster_is_restored_is_the_only_one_that_may_start(
+def test_bookie_serving_through_a_restore_is_the_only_one_that_may_start(
     backup_of_start: int,
 ) -> None:
     """It need not start again for that: a copy of its disk could come first."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from types import SimpleNamespace
 
+from spark_ledger.errors import DataLossError
 from spark_ledger.stream.model import Commit, Head, Segment
 from spark_ledger.stream.packs.model import NO_PACKS, Packs
 from spark_ledger.stream.plan.locate import Located
@@ -88,6 +89,14 @@ class FakeStream:
 
     def packs(self) -> Packs:
         return NO_PACKS
+
+    def position_of_row(self, row: int) -> Dlsn:
+        for commit in self._commits:
+            if commit.rows_before <= row < commit.rows_before + commit.rows:
+                if commit.first_segment < self._head.earliest.segment:
+                    raise DataLossError(f"the row with the offset {row} was truncated")
+                return commit.position_of_row(row)
+        return self._head.end
 
     def position_at_timestamp(self, time_ms: int) -> Dlsn:
         for commit in self._commits:

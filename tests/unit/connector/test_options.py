@@ -153,7 +153,9 @@ def test_options_of_a_table_are_refused_before_unknown_names() -> None:
         ("readTimeout", "-5s", "above 0"),
         ("startingPosition", "newest", "needs earliest, latest or JSON"),
         ("startingPosition", '{"segment": "3"}', "needs earliest, latest or JSON"),
-        ("startingPosition", '{"segment": 3, "offset": 1}', "unknown field"),
+        ("startingPosition", '{"segment": 3, "offset": 1}', "an offset stands alone"),
+        ("startingPosition", '{"offset": -1}', "count from 0"),
+        ("startingPosition", '{"segment": 3, "row": 1}', "unknown field"),
         ("startingPosition", '{"segment": -3}', "count from 0"),
         ("startingPosition", '{"entry": 3}', 'names its "segment"'),
         ("startingTimestamp", "yesterday", "ISO 8601"),
@@ -436,7 +438,12 @@ def test_retention_of_a_new_stream() -> None:
     assert write().retention is None
     found = write(retentionAge="7d", retentionBytes="2g", retentionRows="5").retention
     assert found == Retention(7 * 86_400.0, 2 << 30, 5)
-    for options in ({"retentionAge": "soon"}, {"retentionAge": "1ms"}, {"retentionRows": "0"}):
+    for options in (
+        {"retentionAge": "soon"},
+        {"retentionAge": "7"},
+        {"retentionAge": "1ms"},
+        {"retentionRows": "0"},
+    ):
         with pytest.raises(ConfigurationError, match="option retention"):
             write(**options)
     with pytest.raises(ConfigurationError, match="counts only when the stream is created"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_ledger.amounts import parse_duration_s, parse_size_bytes
+from spark_ledger.amounts import parse_age_s, parse_duration_s, parse_size_bytes
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,15 @@ def test_duration_with_a_unit_is_in_seconds(text: str, seconds: float) -> None:
 def test_duration_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="needs a time above 0"):
         parse_duration_s(text)
+
+
+def test_age_without_its_unit_is_refused() -> None:
+    assert parse_age_s("7D") == 604_800.0
+    for text in ("7", " 7.5 ", ""):
+        with pytest.raises(ValueError, match="needs a time with its unit"):
+            parse_age_s(text)
+    with pytest.raises(ValueError, match="needs a time above 0"):
+        parse_age_s("soon")
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ async def test_large_parts_are_read_one_after_the_other() -> None:
     assert [task.done() for task in waiting] == [True, True, False, False, False]
     for task in waiting:
         await until(task.done)
-        room.give_back()
+        room.release()
     assert room._reading == 0
 
 

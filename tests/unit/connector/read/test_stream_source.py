@@ -75,6 +75,48 @@ def test_initial_offset_is_the_starting_position(stream: FakeStream) -> None:
         assert source(stream, startingPosition=text).initial_offset() == expected, text
 
 
+def test_offset_as_starting_position_is_the_row_with_so_many_before(stream: FakeStream) -> None:
+    for rows_before, expected in {
+        0: offset(0),
+        2: offset(0, 0, slot=2),
+        3: offset(0, 1),
+        9: offset(1),
+        13: offset(1, 1, slot=1),
+        15: offset(2),
+        19: offset(2, 0, slot=4),
+        20: offset(3),
+    }.items():
+        text = f'{{"offset": {rows_before}}}'
+        assert source(stream, startingPosition=text).initial_offset() == expected, text
+        if rows_before:
+            assert source(stream, endingPosition=text).final_offset() == expected, text
+
+
+def test_offset_behind_the_last_row_is_refused(stream: FakeStream) -> None:
+    with pytest.raises(ConfigurationError, match="startingPosition 21 lies behind the end, 20"):
+        source(stream, startingPosition='{"offset": 21}').initial_offset()
+    with pytest.raises(ConfigurationError, match="endingPosition 21 lies behind the end, 20"):
+        source(stream, endingPosition='{"offset": 21}').final_offset()
+    with pytest.raises(
+        ConfigurationError, match=r"\(0, 1, 0\) lies before startingPosition \(1, 0,"
+    ):
+        source(
+            stream, startingPosition='{"offset": 9}', endingPosition='{"offset": 3}'
+        ).final_offset()
+
+
+def test_offset_of_a_truncated_row_fails_or_moves_to_the_earliest(
+    stream: FakeStream, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream.truncate(Dlsn(1))
+    with pytest.raises(DataLossError, match="the row with the offset 8 was truncated"):
+        source(stream, startingPosition='{"offset": 8}').initial_offset()
+    lenient = source(stream, startingPosition='{"offset": 8}', failOnDataLoss="false")
+    with caplog.at_level(logging.WARNING):
+        assert lenient.initial_offset() == offset(1)
+    assert "the row with the offset 8 was truncated" in caplog.text
+
+
 def test_initial_offset_is_resolved_once(stream: FakeStream) -> None:
     reader = source(stream, startingPosition="latest")
     before = reader.initial_offset()

@@ -91,6 +91,9 @@ def test_retention_is_set_shown_and_taken_off(stream: Stream, run: Run) -> None:
     assert found == {"stream": "s", "age_s": None, "bytes": None, "rows": 5}
     assert run("streams", "retention", "s", "--none", "--rows", "5").status == 2
     assert run("streams", "retention", "s", "--age", "soon").status == 2
+    without_unit = run("streams", "retention", "s", "--age", "7")
+    assert without_unit.status == 2
+    assert "needs a time with its unit" in without_unit.err
     assert run("streams", "retention", "s", "--none").status == 0
     assert stream.retention.limits() == Retention()
 

@@ -241,9 +241,7 @@ def test_bookie_whose_proof_cannot_be_had_has_not_answered(status: BookieStatus)
     run(test, bookies=2)
 
 
-def test_open_beside_a_damaged_copy_and_a_bookie_that_is_down_fails_until_that_one_is_back() -> (
-    None
-):
+def test_open_beside_a_damaged_copy_fails_until_the_bookie_that_is_down_is_back() -> None:
     """Seed 25356 of the simulation: it said that nothing is confirmed, although the two of three
     that have the last entry are the bookie with the damaged copy, and the one that was down."""
 

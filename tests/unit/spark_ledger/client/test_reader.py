@@ -90,9 +90,7 @@ def test_older_metadata_do_not_open_a_closed_ledger_again() -> None:
     run_virtually(test)
 
 
-def test_ledger_opened_where_a_server_lags_behind_an_ensemble_change_shows_what_was_confirmed() -> (
-    None
-):
+def test_ledger_opened_at_a_lagging_server_shows_what_was_confirmed() -> None:
     """The bookies that older metadata name know nothing of what was confirmed since (rule P5)."""
 
     async def test(world: World) -> None:

@@ -114,7 +114,7 @@ def test_tail_that_waits_again_while_the_others_leave_is_not_cancelled_with_them
     run(test)
 
 
-def test_tails_that_leave_together_end_the_poll_and_one_that_comes_then_begins_another() -> None:
+def test_tails_that_leave_together_end_the_poll_and_a_later_one_begins_another() -> None:
     async def test(world: World) -> None:
         client, writer, following = await begun(world)
         asked = Asked(client)

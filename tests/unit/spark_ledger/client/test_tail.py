@@ -251,7 +251,7 @@ def test_one_bookie_that_lies_about_the_end_shows_and_hides_nothing(said: dict[s
     run(test)
 
 
-def test_one_bookie_that_refuses_to_tell_the_end_does_not_keep_a_ledger_closed_to_readers() -> None:
+def test_one_bookie_that_refuses_to_tell_the_end_does_not_stop_an_open() -> None:
     async def test(world: World) -> None:
         writer = await (await world.client()).create_ledger()
         await writer.append(b"0")

@@ -331,7 +331,7 @@ def test_place_is_taken_back_before_pages_of_names_are_written_anew(
     run(test)
 
 
-def test_commits_that_came_while_no_keeper_audited_are_read_before_anything_is_deleted(
+def test_commits_made_while_no_keeper_audited_are_read_before_a_deletion(
     small_parts: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("spark_ledger.keeper.audit.AUDIT_STEPS_PER_PASS", 1)

@@ -99,7 +99,7 @@ async def _nothing(_: MetadataStore) -> None:
     return None
 
 
-def test_clock_that_is_set_back_drops_nothing_young_beside_a_commit_that_is_dated_back() -> None:
+def test_clock_set_back_beside_a_commit_dated_back_drops_nothing_young() -> None:
     """To a clock that is behind all that was just committed is dated ahead, and has no age."""
 
     async def test(world: World) -> None:

@@ -89,7 +89,7 @@ async def interleaved(ledgers: FakeLedgers, commits: int, tasks: int, rng: rando
     return stream
 
 
-def test_segments_of_several_tasks_are_read_in_stream_order_by_one_request_for_a_ledger() -> None:
+def test_segments_of_several_tasks_are_read_in_order_by_one_request_each() -> None:
     async def scenario() -> None:
         seed = random.randrange(1 << 30)
         rng = random.Random(seed)

@@ -404,7 +404,7 @@ def test_chooser_ends_a_pack_where_commits_are_large_or_enough() -> None:
     run(scenario())
 
 
-def test_configuration_of_a_stream_with_packs_is_of_a_format_that_older_programs_refuse() -> None:
+def test_configuration_of_a_stream_with_packs_is_refused_by_older_programs() -> None:
     async def scenario() -> None:
         ledgers = FakeLedgers()
         stream = await written(ledgers)
