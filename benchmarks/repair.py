@@ -6,7 +6,8 @@ held, and prints ledgers and bytes per second of one worker, and its processor t
 ledger. Time that the auditor waits for the bookie to come back is not in it.
 
 ``--case decommission`` takes out a bookie that runs, up to the end: nothing names it, its cookie is
-gone. ``--case rebalance`` adds a bookie, and moves copies to it.
+gone. ``--case rebalance`` adds a bookie, and moves copies to it. ``--case load``: see
+``benchmarks.repair_load``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import argparse
 import asyncio
 import time
 
+from benchmarks import repair_load
+from benchmarks.paths import scratch
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.limits import MIB
 from spark_ledger.local import LocalCluster
@@ -130,12 +133,16 @@ _CASES = {"lost": _lost, "decommission": _decommission, "rebalance": _rebalance}
 def main() -> None:
     """Print two lines."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--case", choices=sorted(_CASES), default="lost")
+    parser.add_argument("--case", choices=[*sorted(_CASES), "load"], default="lost")
     parser.add_argument("--ledgers", type=int, default=1_000, help="of one small entry")
     parser.add_argument("--gb", type=float, default=0.0, help="large ledgers instead; 2 is much")
     parser.add_argument("--rate-mb", type=float, default=0.0, help="MB/s at most; 0: no bound")
     parser.add_argument("--at-once", type=int, default=WorkerConfig().at_once)
     options = parser.parse_args()
+    if options.case == "load":
+        with scratch():
+            repair_load.run(_BOOKIES, options.gb or 1.0)
+        return
     with LocalCluster(bookies=_BOOKIES) as cluster:
         asyncio.run(_measure(cluster, options))
 

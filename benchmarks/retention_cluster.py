@@ -15,6 +15,7 @@ import random
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -42,7 +43,7 @@ LEDGERS_KEPT = 32
 SMALL_ENTRY = b"s" * KIB
 SMALL_PAUSE_S = 0.02
 SMALL_LEDGER_S = 30.0
-COLLECTION_INTERVAL_S = 2.0
+COLLECTION_INTERVAL_S = 0.5
 KEEPER = ("--interval", "0.3", "--owner-grace", "10", "--dropped-grace", "2", "--no-autorecovery")
 """At full speed two gigabytes are written in seconds, so space has to come back in seconds."""
 
@@ -81,6 +82,8 @@ class _Seen:
     appends_s: dict[Phase, list[float]] = field(default_factory=lambda: {p: [] for p in Phase})
     disk_bytes: list[tuple[Phase, int, int, int]] = field(default_factory=list)
     """Phase, the most that a bookie takes, payload that is live, payload that metadata name."""
+    most: Counter[str] = field(default_factory=Counter)
+    """What the fullest bookie had on its disk when that was most."""
     written_bytes: int = 0
 
 
@@ -109,13 +112,21 @@ class _Keeper:
             self._process = None
 
 
-def disk_bytes(directory: Path) -> int:
-    """What the files below it take on the disk."""
-    used = 0
+def disk_bytes(directory: Path) -> Counter[str]:
+    """What the files below it take on the disk, by what they are."""
+    used: Counter[str] = Counter()
     for path in directory.rglob("*"):
         with contextlib.suppress(FileNotFoundError):  # collected meanwhile
-            used += path.stat().st_blocks * 512
+            used[_kind(path)] += path.stat().st_blocks * 512
     return used
+
+
+def _kind(path: Path) -> str:
+    if path.suffix == ".log" and path.name.startswith("entries-"):
+        return "entry_logs"
+    if path.suffix == ".log" and path.parent.name == "ledgers":
+        return "run_logs"
+    return "journal" if path.parent.name == "journal" else "others"
 
 
 class _Load:
@@ -172,10 +183,14 @@ class _Load:
             self._cluster.bookie_directory(index) for index in range(len(self._cluster.bookie_ids))
         ]
         while not self._is_over:
-            used = await asyncio.to_thread(lambda: max(map(disk_bytes, directories)))
+            uses = await asyncio.to_thread(lambda: list(map(disk_bytes, directories)))
+            fullest = max(uses, key=Counter.total)
+            used = fullest.total()
             extent = await stream.retention.extent()
             named = extent.live_bytes + extent.reclaimable_bytes
             self._seen.disk_bytes.append((self._phase, used, extent.live_bytes, named))
+            if self._phase is Phase.BUSY and used >= self._seen.most.total():
+                self._seen.most = fullest
             if self._phase is Phase.FILL and extent.head.size_bytes >= self._live_max:
                 self._phase = Phase.BUSY
             if used > DISK_FACTOR_MAX * self._live_max:
@@ -247,6 +262,7 @@ class _Load:
             "disk_over_live_most": round(_most(with_keeper, lambda look: look[1] / look[2]), 2),
             "disk_over_named_most": round(_most(with_keeper, lambda look: look[1] / look[3]), 2),
             "looks": len(with_keeper),
+            **{f"most_mb_{what}": round(size / 1e6) for what, size in sorted(seen.most.items())},
             **{f"append_p99_ms_{phase}": p99_ms(seen.appends_s[phase]) for phase in Phase},
             **{f"commit_p99_ms_{phase}": p99_ms(seen.commits_s[phase]) for phase in Phase},
             **{f"commits_{phase}": len(seen.commits_s[phase]) for phase in Phase},

@@ -36,7 +36,7 @@ from bookie_server.core.transitions import (
 from bookie_server.duplicates import refuse_other_bytes
 from bookie_server.first_contact import LedgerKeys, LookUps, resume
 from bookie_server.giving_back import GivingBack
-from bookie_server.reads import list_entries, read_entries
+from bookie_server.reads import entry_page, read_entries
 from bookie_server.storage.blocks import RUN_ENTRIES_MAX, RUN_FRAMES_BYTES_MAX, encode_run
 from bookie_server.storage.disks import DiskWatch
 from bookie_server.storage.fs.vfs import Lock
@@ -49,7 +49,7 @@ from bookie_server.storage.records import RecordType
 from bookie_server.storage.stats import StorageStats
 from bookie_server.waiting_adds import PendingAdd, WaitingAdds
 from bookie_server.watchers import Watchers
-from spark_ledger.bookie_api import Done, LedgerEnd, ReadOutcome, Refusal
+from spark_ledger.bookie_api import Done, EntryPage, LedgerEnd, ReadOutcome, Refusal
 from spark_ledger.errors import CorruptionError
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
@@ -270,10 +270,10 @@ class Bookie:
             self._storage, ledger_id, first_entry, last_entry, stride=stride, max_bytes=max_bytes
         )
 
-    def list_entries(self, ledger_id: LedgerId) -> list[tuple[EntryId, EntryId]] | None:
-        """See ``reads.list_entries``, also for what it raises; any thread."""
+    def entry_page(self, ledger_id: LedgerId, first: EntryId) -> EntryPage | None:
+        """See ``reads.entry_page``, also for what it raises; any thread."""
         is_going = ledger_id in self.giving_back
-        return None if is_going else list_entries(self._storage, ledger_id)
+        return None if is_going else entry_page(self._storage, ledger_id, first)
 
     def next_ledger_id(self) -> int:
         """An id above all ledgers that were heard of here; any thread."""

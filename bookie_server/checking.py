@@ -24,10 +24,12 @@ from bookie_server.storage.index.lmdb_index import LmdbIndex
 from bookie_server.storage.journal.files import (
     journal_numbers,
     journal_path,
+    missing_file,
     read_batches,
     read_file_header,
 )
 from bookie_server.storage.journal.mark import Mark
+from bookie_server.storage.journal.newest import read_newest
 from bookie_server.storage.ledgers.directory_scrub import DirectoryScrub
 from bookie_server.storage.ledgers.entry_log import EntryLogReader, block_path
 from bookie_server.storage.ledgers.lacking import Lacking
@@ -85,22 +87,32 @@ def check(directory: Path, *, repair: bool, told: Told) -> Checked:
 
 
 def _check_journal(files: PosixFileSystem, directory: Path, told: Told) -> Checked:
+    batches, byte_count, findings = _read_log(files, directory, None, told)
+    return Checked(_JOURNAL, 0, batches, byte_count, findings)
+
+
+def _read_log(
+    files: PosixFileSystem, directory: Path, mark: Mark | None, told: Told
+) -> tuple[int, int, list[Finding]]:
+    """The journal, or the run log of a ledger directory, from ``mark`` on or from its first file:
+    batches, their bytes, and what a start would refuse (rule S5)."""
     batches = byte_count = 0
-    findings: list[Finding] = []
     numbers = journal_numbers(files, directory)
     try:
-        if numbers:
+        newest = read_newest(files, directory)
+        if newest is not None and newest > max(numbers, default=-1):
+            raise missing_file(directory, newest)
+        if mark is None and numbers:
             with closing(files.open(journal_path(directory, numbers[0]))) as file:
                 header = read_file_header(file, numbers[0])
-            sequence = header.first_sequence - 1
-            start = Mark(numbers[0], FILE_HEADER_BYTES, sequence, header.chain)
-            for batch in read_batches(files, directory, start):
-                size = batch.end.offset - batch.offset
-                batches, byte_count = batches + 1, byte_count + size
-                told(size)
+            mark = Mark(numbers[0], FILE_HEADER_BYTES, header.first_sequence - 1, header.chain)
+        for batch in read_batches(files, directory, mark) if mark is not None else ():
+            size = batch.end.offset - batch.offset
+            batches, byte_count = batches + 1, byte_count + size
+            told(size)
     except CorruptionError as error:
-        findings.append(Finding("journal", str(error)))
-    return Checked(_JOURNAL, 0, batches, byte_count, findings)
+        return batches, byte_count, [Finding(_JOURNAL, str(error))]
+    return batches, byte_count, []
 
 
 def _check_ledgers(
@@ -114,6 +126,8 @@ def _check_ledgers(
         return Checked(role, 0, 0, 0, [Finding("index", str(error))])
     with closing(index):
         checked = _verify(files, directory, role, index, told)
+        _, _, findings = _read_log(files, directory, index.run_log_mark(), told)
+    checked.findings.extend(findings)
     if repair and any(each.ledger_id >= 0 for each in checked.findings):
         with closing(LmdbIndex(path, map_bytes=_INDEX_MAP_BYTES)) as index:
             reader = EntryLogReader(files, directory)

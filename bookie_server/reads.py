@@ -8,8 +8,9 @@ entry was never confirmed, and may close the ledger below it (rule P14).
 from __future__ import annotations
 
 from bookie_server.storage.ledgers.ledger_storage import LedgerStorage
-from spark_ledger.bookie_api import ReadOutcome
+from spark_ledger.bookie_api import EntryPage, ReadOutcome
 from spark_ledger.errors import CorruptionError
+from spark_ledger.limits.bookie import BOOKIE_RANGES_PER_PAGE
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 
@@ -46,23 +47,21 @@ def read_entries(
     return ReadOutcome(runs, BookieStatus.OK, entry_id, "")
 
 
-def list_entries(
-    storage: LedgerStorage, ledger_id: LedgerId
-) -> list[tuple[EntryId, EntryId]] | None:
-    """Stretches of entries held, ascending; None when the ledger is not known.
+def entry_page(storage: LedgerStorage, ledger_id: LedgerId, first: EntryId) -> EntryPage | None:
+    """What is held of the entries from ``first`` on; None when the ledger is not known.
 
     Raises OSError or CorruptionError if that cannot be read.
     """
-    ranges = storage.entry_ranges(ledger_id)
-    if not ranges and storage.ledger_record(ledger_id) is None:
+    page = storage.entry_page(ledger_id, first, BOOKIE_RANGES_PER_PAGE)
+    if not page.ranges and storage.ledger_record(ledger_id) is None:
         return None
-    return ranges
+    return page
 
 
 def _missing(
     storage: LedgerStorage, ledger_id: LedgerId, entry_id: EntryId, runs: list[EntryRun]
 ) -> ReadOutcome:
-    """The answer at the first entry that is not held. Raises as ``list_entries`` does."""
+    """The answer at the first entry that is not held. Raises as ``entry_page`` does."""
     if not runs and storage.ledger_record(ledger_id) is None:
         message = f"ledger {ledger_id} is not known here"
         return ReadOutcome(runs, BookieStatus.NO_SUCH_LEDGER, entry_id, message)

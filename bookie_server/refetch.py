@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Protocol
 
 from bookie_server.daemon_thread import in_daemon_thread
 from bookie_server.storage.ledgers.lacking import Lack, LackingLedgers
+from spark_ledger.bookie_api import EntryPage
 from spark_ledger.errors import CorruptionError, LedgerError, NoSuchLedgerError
 from spark_ledger.limits.repair import REFETCH_LEDGERS_AT_ONCE, REFETCH_LOOK_S
 from spark_ledger.metadata.base import MetadataStore
@@ -30,8 +32,8 @@ class Holder(Protocol):
 
     lacking: LackingLedgers
 
-    def list_entries(self, ledger_id: LedgerId) -> list[tuple[EntryId, EntryId]] | None:
-        """Stretches that are held; None: the ledger is not known. Any thread."""
+    def entry_page(self, ledger_id: LedgerId, first: EntryId) -> EntryPage | None:
+        """What is held from an entry on; None: the ledger is not known. Any thread."""
 
 
 class Refetch:
@@ -77,7 +79,7 @@ class Refetch:
 
     async def _look_at(self, ledger_id: LedgerId) -> None:
         lacks = self._bookie.lacking.of(ledger_id)
-        held = await self._held(ledger_id)
+        held = await self._held(ledger_id, lacks)
         try:
             ledger = (await self._ledgers.read_latest(ledger_id)).value
         except NoSuchLedgerError:
@@ -85,17 +87,35 @@ class Refetch:
                 await self._settle(ledger_id, set(lacks))
             return
         holes = {
-            lack: hole(ledger, self._bookie_id, lack.first, lack.last, held or ()) for lack in lacks
+            lack: hole(ledger, self._bookie_id, lack.first, lack.last, (held or {}).get(lack, ()))
+            for lack in lacks
         }
         await self._settle(ledger_id, {lack for lack in lacks if holes[lack] is Hole.NONE})
         if Hole.REPAIR in holes.values():
             # No bookie is named: this one is not lost, it only lacks something.
             await mark(self._store, ledger_id, frozenset(), copies_left(ledger, {self._bookie_id}))
 
-    async def _held(self, ledger_id: LedgerId) -> list[tuple[EntryId, EntryId]] | None:
-        found: list[list[tuple[EntryId, EntryId]] | None] = []
-        await in_daemon_thread(lambda: found.append(self._bookie.list_entries(ledger_id)))
-        return found[0]
+    async def _held(
+        self, ledger_id: LedgerId, lacks: Sequence[Lack]
+    ) -> dict[Lack, list[tuple[EntryId, EntryId]]] | None:
+        """What is held of each of these stretches; None: the ledger is not known."""
+        found: dict[Lack, list[tuple[EntryId, EntryId]]] = {}
+
+        def ask() -> bool:
+            for lack in lacks:
+                held = found.setdefault(lack, [])
+                first: EntryId | None = lack.first
+                while first is not None and first <= lack.last:
+                    page = self._bookie.entry_page(ledger_id, first)
+                    if page is None:
+                        break
+                    held += page.ranges
+                    first = page.next_entry
+            return self._bookie.entry_page(ledger_id, EntryId(0)) is not None
+
+        known: list[bool] = []
+        await in_daemon_thread(lambda: known.append(ask()))
+        return found if known[0] else None
 
     async def _settle(self, ledger_id: LedgerId, lacks: set[Lack]) -> None:
         if lacks:

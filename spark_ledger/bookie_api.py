@@ -58,6 +58,17 @@ class LedgerEnd(NamedTuple):
         return cls(status, NO_ENTRY, NO_ENTRY, False, message)
 
 
+class EntryPage(NamedTuple):
+    """Stretches of entries that are held, ascending, disjoint and not adjacent, both ends included.
+
+    They say all of the entries from where the page begins up to ``next_entry``, which is left out;
+    None: of all that follow.
+    """
+
+    ranges: list[tuple[EntryId, EntryId]]
+    next_entry: EntryId | None
+
+
 class Held(Protocol):
     """A ledger of which a bookie holds something."""
 
@@ -123,8 +134,9 @@ class BookieApi(Protocol):
     ) -> ReadOutcome:
         """Entries ``first, first + stride, ...`` up to ``last``, at least one whatever its size."""
 
-    def list_entries(self, ledger_id: LedgerId) -> list[tuple[EntryId, EntryId]] | None:
-        """Ranges, both ends included, of the entries held; None for an unknown ledger.
+    def entry_page(self, ledger_id: LedgerId, first: EntryId) -> EntryPage | None:
+        """What is held of the entries from ``first`` on, up to where the page ends; None for an
+        unknown ledger.
 
         Raises OSError or CorruptionError if that cannot be read.
         """

@@ -178,7 +178,9 @@ class Pass:
         if self._reads_all or len(held) < self._config.listed_at_least:
             for each, look in zip(held, await self._look_at(held), strict=True):
                 if look is Seen.ELSEWHERE:
-                    self._elsewhere.append(each)
+                    # Elsewhere may be "not here yet": a copy that is being made, longer than the
+                    # pause between two passes, would never be named (rule G9).
+                    self._elsewhere += [each] * self._reads_all
                 elif look is not Seen.NAMED:
                     self._candidates.append(_Candidate(each, look))
             return

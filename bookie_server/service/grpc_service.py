@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,6 +28,7 @@ from bookie_server.service.guard.connections import Connections
 from bookie_server.service.guard.hanging_up import HangUp, Why
 from bookie_server.service.guard.nonsense import Nonsense
 from bookie_server.service.guard.sockets import Sockets
+from bookie_server.service.lists import list_error, next_part, refused_list
 from bookie_server.service.metrics import ServiceMetrics
 from bookie_server.service.read_path import RangeRead, read_request_error
 from bookie_server.service.requests import Requests
@@ -37,8 +38,6 @@ from spark_ledger.limits.bookie import (
     BOOKIE_ANSWER_BYTES_MAX,
     BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX,
     BOOKIE_HELD_BYTES_MAX,
-    BOOKIE_LEDGERS_PER_ANSWER,
-    BOOKIE_RANGES_PER_MESSAGE,
     BOOKIE_READ_THREADS,
     BOOKIE_RECEIVE_SHORT_S,
     BOOKIE_UNREAD_GRACE_S,
@@ -321,39 +320,23 @@ class BookieService:
     async def list_entries(self, request: pb.ListEntriesRequest, context: CallContext) -> None:
         """Ranges of the entries held here of a ledger, or the ledgers from one on."""
         with self._limits.admitted(Kind.LIST, context.peer()) as busy:
-            refusal = busy or self._refusal(context, _ledger_error(request.ledger_id))
-            if refusal is None and request.ledgers:
-                await self._list_ledgers(request.ledger_id, context)
+            refusal = busy or self._refusal(context, list_error(request))
+            if refusal is not None:
+                await context.write(refused_list(request, refusal))
                 return
-            found = refusal or await self._entry_ranges(LedgerId(request.ledger_id))
-            if isinstance(found, Refusal):
-                status, message = found
-                response = pb.ListEntriesResponse(status=status_to_wire(status), message=message)
-                response.has_ledgers = request.ledgers
-                await context.write(response)
-                return
-            for start in range(0, len(found), BOOKIE_RANGES_PER_MESSAGE):
+            loop = asyncio.get_running_loop()
+            following: int | None = request.first_entry
+            while following is not None:
                 await self._answers.reserve()
-                response = pb.ListEntriesResponse()
-                for first, last in found[start : start + BOOKIE_RANGES_PER_MESSAGE]:
-                    response.ranges.add(first_entry=first, last_entry=last)
+                try:
+                    response, following = await loop.run_in_executor(
+                        self._pool, next_part, self._bookie, request, following
+                    )
+                except BaseException:
+                    self._answers.release()
+                    raise
                 with self._answers.hold(response.ByteSize(), context.peer()):
                     await context.write(response)
-
-    async def _list_ledgers(self, first: int, context: CallContext) -> None:
-        loop, response = asyncio.get_running_loop(), pb.ListEntriesResponse(has_ledgers=True)
-        await self._answers.reserve()
-        try:
-            found = await loop.run_in_executor(
-                self._pool, self._bookie.held_ledgers, first - 1, BOOKIE_LEDGERS_PER_ANSWER
-            )
-        except (OSError, CorruptionError) as error:
-            response.status = status_to_wire(BookieStatus.IO_ERROR)
-            response.message = str(error)
-        else:
-            response.ledger_ids.extend(each.ledger_id for each in found)
-        with self._answers.hold(response.ByteSize(), context.peer()):
-            await context.write(response)
 
     async def describe(
         self, _request: pb.DescribeRequest, context: CallContext
@@ -412,19 +395,6 @@ class BookieService:
             return await loop.run_in_executor(self._describing, self._describe)
         except (OSError, CorruptionError) as error:
             return Refusal(BookieStatus.IO_ERROR, str(error))
-
-    async def _entry_ranges(
-        self, ledger_id: LedgerId
-    ) -> Sequence[tuple[EntryId, EntryId]] | Refusal:
-        """What the bookie holds of a ledger. What cannot be read is never denied (rule S9)."""
-        loop = asyncio.get_running_loop()
-        try:
-            found = await loop.run_in_executor(self._pool, self._bookie.list_entries, ledger_id)
-        except (OSError, CorruptionError) as error:
-            return Refusal(BookieStatus.IO_ERROR, str(error))
-        if found is None:
-            return Refusal(BookieStatus.NO_SUCH_LEDGER, f"ledger {ledger_id} is not known here")
-        return found
 
     async def _fence(self, request: pb.ReadRequest | pb.ReadLastConfirmedRequest) -> Refusal | None:
         """Fence durably. None once that is done."""

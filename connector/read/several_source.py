@@ -230,7 +230,9 @@ class SeveralSource:
         backlogs = {name: self._backlog(name, at) for name, at in positions.items()}
         found = {name: backlog for name, backlog in backlogs.items() if backlog is not None}
         ends = self._ends(found, unlimited=unlimited)
-        offsets = {name: self._ended_at(name, found[name].start, end) for name, end in ends.items()}
+        offsets = {
+            name: self._sources[name].ended_at(found[name].start, end) for name, end in ends.items()
+        }
         for name in joining:
             # It begins with the next micro-batch: what one of them holds lies between two positions
             # of the checkpoint, and this stream has only one so far (rule T21).
@@ -238,13 +240,10 @@ class SeveralSource:
             if offset is not None:
                 offsets[name] = offset
                 logger.info("stream %r joins the query, from %s on", name, offset)
-        return several_offset({name: at for name, at in offsets.items() if at is not None})
+        return several_offset(offsets)
 
     def _backlog(self, name: str, at: OffsetJson) -> Backlog | None:
         return self._ask(name, lambda source: source.backlog(at))
-
-    def _ended_at(self, name: str, start: Dlsn, end: Dlsn) -> OffsetJson | None:
-        return self._ask(name, lambda source: source.ended_at(start, end))
 
     def _wait(self, positions: Mapping[str, OffsetJson]) -> None:
         """Until a stream has news, but not for long. It also starts to watch the heads, which are

@@ -170,7 +170,7 @@ class _SpanRead:
                 if options.fail_on_data_loss or head.earliest <= self._span.start:
                     raise
                 logger.warning("%s; going on behind it, because failOnDataLoss=false", error)
-                first = min(max(head.earliest_commit, commits.start), commits.stop)
+                first = max(head.earliest_commit, commits.start)
                 self._span = self._span._replace(
                     commits=range(first, commits.stop), start=head.earliest
                 )

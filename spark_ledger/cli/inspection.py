@@ -148,7 +148,7 @@ def inspect_ledger(uri: str, ledger_id: int) -> LedgerPicture:
 
 async def _holding(transport: Transport, bookie_id: BookieId, ledger_id: LedgerId) -> Holding:
     listing, end = await asyncio.gather(
-        transport.list_entries(bookie_id, ledger_id, timeout_s=ANSWER_TIMEOUT_S),
+        _all_entries(transport, bookie_id, ledger_id),
         transport.read_last_confirmed(bookie_id, ledger_id, timeout_s=ANSWER_TIMEOUT_S),
     )
     status, ranges = listing
@@ -157,6 +157,21 @@ async def _holding(transport: Transport, bookie_id: BookieId, ledger_id: LedgerI
     if end.status is not BookieStatus.OK:
         return Holding(bookie_id, ranges, NO_ENTRY, False)
     return Holding(bookie_id, ranges, end.last_add_confirmed, end.fenced)
+
+
+async def _all_entries(
+    transport: Transport, bookie_id: BookieId, ledger_id: LedgerId
+) -> tuple[BookieStatus, list[tuple[EntryId, EntryId]]]:
+    """All pages: a ledger that is drawn is looked at as a whole."""
+    ranges: list[tuple[EntryId, EntryId]] = []
+    first: EntryId | None = EntryId(0)
+    while first is not None:
+        page = await transport.list_entries(bookie_id, ledger_id, first, timeout_s=ANSWER_TIMEOUT_S)
+        if page.status is not BookieStatus.OK:
+            return page.status, []
+        ranges += page.ranges
+        first = page.next_entry
+    return BookieStatus.OK, ranges
 
 
 def cluster_bookies(uri: str) -> list[BookieRow]:

@@ -11,9 +11,11 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
-from spark_ledger.cli.show.zones import EntryRange, Safety, Zone, safety_zones
+from spark_ledger.cli.listing import HeldEntries, fetch_to_same_end
+from spark_ledger.cli.show.zones import Safety, Zone, add_zones, safety_zones
 from spark_ledger.errors import NotFoundError
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import BookieRegistry
@@ -22,10 +24,11 @@ from spark_ledger.metadata.codec import decode_ledger
 from spark_ledger.metadata.ledgers import LEDGERS_PATH, ledger_path
 from spark_ledger.metadata.unsettled import pages
 from spark_ledger.repair.plan import all_names, misplaced
-from spark_ledger.transport.base import Transport
+from spark_ledger.transport.base import ListedEntries, Transport
 from spark_ledger.types import (
     BookieId,
     BookieStatus,
+    EntryId,
     LedgerId,
     LedgerMetadata,
     PlacementPolicy,
@@ -157,9 +160,15 @@ class _Survey:
         """
         names = sorted(all_names(ledger))
         confirmed = ledger.last_entry_id if ledger.is_closed else await self._end(ledger)
-        lists = await asyncio.gather(*(self._held(each, ledger.ledger_id) for each in names))
-        held = {name: ranges for name, ranges in zip(names, lists, strict=True) if ranges}
-        return confirmed, safety_zones(ledger, confirmed, held)
+        held = {each: HeldEntries(partial(self._held, each, ledger.ledger_id)) for each in names}
+        zones: list[Zone] = []
+        start: int | None = 0
+        while start is not None:
+            end = await fetch_to_same_end(list(held.values()), start)
+            taken = {name: await each.take(end) for name, each in held.items()}
+            add_zones(zones, safety_zones(ledger, confirmed, taken, start, end))
+            start = end
+        return confirmed, zones
 
     async def _end(self, ledger: LedgerMetadata) -> int:
         ends = await asyncio.gather(
@@ -174,21 +183,26 @@ class _Survey:
         known = [each.last_add_confirmed for each in ends if each.status is BookieStatus.OK]
         return max(known, default=ledger.last_fragment.first_entry - 1)
 
-    async def _held(self, bookie_id: BookieId, ledger_id: LedgerId) -> Sequence[EntryRange]:
+    async def _held(
+        self, bookie_id: BookieId, ledger_id: LedgerId, first: EntryId
+    ) -> ListedEntries:
+        """A page; without a range if the bookie does not say what it holds."""
+        status = BookieStatus.UNAVAILABLE
         for _ in range(BUSY_ATTEMPTS_MAX):
             if bookie_id in self._found.silent:
-                return ()
-            status, ranges = await self._transport.list_entries(
-                bookie_id, ledger_id, timeout_s=ANSWER_TIMEOUT_S
+                return ListedEntries(BookieStatus.UNAVAILABLE, [])
+            page = await self._transport.list_entries(
+                bookie_id, ledger_id, first, timeout_s=ANSWER_TIMEOUT_S
             )
+            status = page.status
+            if status is BookieStatus.OK:
+                return page
             if status is not BookieStatus.TOO_MANY_REQUESTS:
                 break
             await asyncio.sleep(BUSY_PAUSE_S)
-        if status is BookieStatus.OK:
-            return ranges
         if not status.is_denial and status is not BookieStatus.IO_ERROR:  # that is of this ledger
             self._found.silent.setdefault(bookie_id, status.name.lower())
-        return ()
+        return ListedEntries(status, [])
 
     def _count(self, ledger: LedgerMetadata, confirmed: int, zones: Sequence[Zone]) -> None:
         found = self._found

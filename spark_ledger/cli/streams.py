@@ -1,4 +1,4 @@
-"""``ledger streams``: list, create, show, read, tail, delete; see ``plan`` and ``retention``."""
+"""``ledger streams``: list, create, show, read, tail, delete; other files have the others."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from spark_ledger.cli.appending import append
 from spark_ledger.cli.arguments.ddl import parse_columns
 from spark_ledger.cli.arguments.positions import position, position_text
 from spark_ledger.cli.arguments.settings import Settings, common_options
@@ -41,7 +42,7 @@ def group() -> None:
     """Create, read, truncate and delete streams; say how much is kept."""
 
 
-for command in (plan, optimize, truncate, retention, hold):
+for command in (append, plan, optimize, truncate, retention, hold):
     group.add_command(command)
 
 

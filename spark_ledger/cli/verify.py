@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
+from spark_ledger.cli.listing import HeldEntries
 from spark_ledger.errors import LedgerError, NotFoundError
 from spark_ledger.keeper.unlisted import IDS_PER_PAGE
 from spark_ledger.metadata.base import MetadataStore
@@ -23,7 +24,7 @@ from spark_ledger.metadata.codec import decode_ledger
 from spark_ledger.metadata.ledgers import LEDGERS_PATH, ledger_path
 from spark_ledger.metadata.unsettled import one_page, pages
 from spark_ledger.protocol.quorum import in_write_set
-from spark_ledger.transport.base import Transport
+from spark_ledger.transport.base import ListedEntries, Transport
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId, LedgerMetadata, Versioned
 from spark_ledger.wire.frame import derive_keys, digest_for, open_run
 
@@ -173,24 +174,25 @@ class _Comparison:
     ) -> tuple[dict[BookieId, BookieCopies], list[str]]:
         copies: dict[BookieId, _Copy] = {}
         for bookie_id in self._asked():
-            held = await self._held(bookie_id, ledger.ledger_id)
-            if held is not None:
-                copies[bookie_id] = _Copy(ledger, bookie_id, deque(held))
+            held = HeldEntries(partial(self._held, bookie_id, ledger.ledger_id))
+            await held.fetch()
+            if held.is_said:
+                copies[bookie_id] = _Copy(ledger, bookie_id, held)
         faults: list[str] = []
         entries = length = 0
         for start in range(0, ledger.last_entry_id + 1, ENTRIES_AT_ONCE):
             end = min(start + ENTRIES_AT_ONCE, ledger.last_entry_id + 1)
             sums: dict[EntryId, tuple[int, int]] = {}
             for copy in copies.values():
-                held_here = copy.look(start, end)
-                if not ledger.has_password:
+                held_here = await copy.look(start, end)
+                if copy.is_said and not ledger.has_password:
                     for stretch in held_here:
                         await self._compare_bytes(copy, stretch, sums, faults)
             entries += len(sums)
             length += sum(size for size, _ in sums.values())
         for copy in copies.values():
-            copy.end()
-            if copy.found.missing:
+            await copy.end()
+            if copy.is_said and copy.found.missing:
                 _tell(
                     faults,
                     f"ledger {ledger.ledger_id}: bookie {copy.bookie_id} lacks "
@@ -203,23 +205,23 @@ class _Comparison:
                 f"ledger {ledger.ledger_id}: its entries have {length} bytes, and the metadata say "
                 f"{ledger.length}",
             )
-        return {bookie_id: copy.found for bookie_id, copy in copies.items()}, faults
+        said = {bookie_id: copy.found for bookie_id, copy in copies.items() if copy.is_said}
+        return said, faults
 
     async def _held(
-        self, bookie_id: BookieId, ledger_id: LedgerId
-    ) -> Sequence[tuple[EntryId, EntryId]] | None:
-        """What a bookie holds of a ledger; None if it does not say: then it is asked no more."""
+        self, bookie_id: BookieId, ledger_id: LedgerId, first: EntryId
+    ) -> ListedEntries:
+        """A page of what a bookie holds of a ledger. One that does not say is asked no more."""
         for _ in range(BUSY_ATTEMPTS_MAX):
-            status, ranges = await self._transport.list_entries(
-                bookie_id, ledger_id, timeout_s=ANSWER_TIMEOUT_S
+            page = await self._transport.list_entries(
+                bookie_id, ledger_id, first, timeout_s=ANSWER_TIMEOUT_S
             )
-            if status is not BookieStatus.TOO_MANY_REQUESTS:
+            if page.status is not BookieStatus.TOO_MANY_REQUESTS:
                 break
             await asyncio.sleep(BUSY_PAUSE_S)
-        if status is BookieStatus.OK or status.is_denial:
-            return ranges
-        self._found.bookies[bookie_id].silent = f"it answered {status.name.lower()}"
-        return None
+        if page.status is not BookieStatus.OK and not page.status.is_denial:
+            self._found.bookies[bookie_id].silent = f"it answered {page.status.name.lower()}"
+        return page
 
     async def _compare_bytes(
         self,
@@ -326,7 +328,8 @@ class _Comparison:
         return status, held
 
     async def _look_for(self, bookie_id: BookieId, ledger_id: LedgerId) -> None:
-        if not await self._held(bookie_id, ledger_id):
+        page = await self._held(bookie_id, ledger_id, EntryId(0))
+        if not page.ranges and page.next_entry is None:
             return
         if await self._read(ledger_id) is None:  # else it was made since the metadata were listed
             self._found.bookies[bookie_id].left_ledgers += 1
@@ -335,9 +338,7 @@ class _Comparison:
 class _Copy:
     """What one bookie holds of one ledger, looked at a stretch of entries at a time."""
 
-    def __init__(
-        self, ledger: LedgerMetadata, bookie_id: BookieId, held: deque[tuple[EntryId, EntryId]]
-    ) -> None:
+    def __init__(self, ledger: LedgerMetadata, bookie_id: BookieId, held: HeldEntries) -> None:
         self.ledger = ledger
         self.bookie_id = bookie_id
         self._held = held
@@ -347,17 +348,16 @@ class _Copy:
         self.expected_count = 0
         self.first_missing: EntryId | None = None
 
-    def look(self, start: int, end: int) -> list[tuple[int, int]]:
+    @property
+    def is_said(self) -> bool:
+        """Whether the bookie has said what it holds; else nothing of this counts."""
+        return self._held.is_said
+
+    async def look(self, start: int, end: int) -> list[tuple[int, int]]:
         """Go to the stretch from ``start`` up to ``end``, which is left out; what is held of it,
         both ends included."""
         self.expected = frozenset(_expected(self.ledger, self.bookie_id, start, end))
-        held: list[tuple[int, int]] = []
-        while self._held and self._held[0][0] < end:
-            first, last = self._held[0]
-            held.append((max(first, start), min(last, end - 1)))
-            if last >= end:
-                break
-            self._held.popleft()
+        held = await self._held.take(end)
         ids = {each for first, last in held for each in range(first, last + 1)}
         missing = self.expected - ids
         self.expected_count += len(self.expected)
@@ -368,10 +368,14 @@ class _Copy:
             self.first_missing = min(missing)
         return held
 
-    def end(self) -> None:
+    async def end(self) -> None:
         """All stretches were looked at: what is held besides is behind the end."""
-        behind = self.ledger.last_entry_id + 1
-        self.found.beyond += sum(last + 1 - max(first, behind) for first, last in self._held)
+        while True:
+            held = await self._held.take(None)
+            self.found.beyond += sum(last + 1 - first for first, last in held)
+            if self._held.known_until is None:
+                break
+            await self._held.fetch()
         self.found.ledgers = int(bool(self.expected_count))
 
 

@@ -90,11 +90,15 @@ class LedgerClient:
         directory = BookieDirectory(BookieRegistry(store), draw)
         directory.policy = cluster.policy
         await directory.start()
-        if transport is None:
-            # grpc is loaded here and not above: importing spark_ledger shall not cost it.
-            from spark_ledger.transport.grpc_aio import GrpcTransport
+        try:
+            if transport is None:
+                # grpc is loaded here and not above: importing spark_ledger shall not cost it.
+                from spark_ledger.transport.grpc_aio import GrpcTransport
 
-            transport = GrpcTransport(directory.address)
+                transport = GrpcTransport(directory.address)
+        except BaseException:  # as in a forked child, which can have none
+            await directory.close()
+            raise
         return cls(
             ClientContext(
                 store=store,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from functools import partial
 
 from spark_ledger.client.appenders import Appenders
@@ -180,7 +181,7 @@ class Recovery:
         """One call; how it ended, or None if nobody wants to know any more."""
         key, me = (command.bookie_index, command.lane), asyncio.current_task()
         expected, ended = int(command.first), None
-        async for chunk in self._context.transport.read(
+        chunks = self._context.transport.read(
             command.bookie_id,
             self._ledger_id,
             command.first,
@@ -190,21 +191,27 @@ class Recovery:
             fence=command.fence,
             access_key=self._access_key,
             timeout_s=self._context.config.read_timeout_s,
-        ):
-            if self._reads.get(key) is not me:
-                return None
-            entries, ended = verify_chunk(self._ledger_id, self._digest, command, expected, chunk)
-            if entries and chunk.run is not None:
-                last = entries[-1].entry_id
-                frames = {int(e): bytes(f) for e, f in chunk.run.split() if e <= last}
-                self._lengths.update((entry.entry_id, entry.length) for entry in entries)
-                expected = entries[-1].entry_id + command.stride
-                self._fetched[key] = frames
-                self._machine_loop.feed(
-                    EntriesRead(command.bookie_index, command.lane, EntryId(entries[-1].entry_id))
+        )
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                if self._reads.get(key) is not me:
+                    return None
+                entries, ended = verify_chunk(
+                    self._ledger_id, self._digest, command, expected, chunk
                 )
-            if ended is not None:
-                break
+                if entries and chunk.run is not None:
+                    last = entries[-1].entry_id
+                    frames = {int(e): bytes(f) for e, f in chunk.run.split() if e <= last}
+                    self._lengths.update((entry.entry_id, entry.length) for entry in entries)
+                    expected = entries[-1].entry_id + command.stride
+                    self._fetched[key] = frames
+                    self._machine_loop.feed(
+                        EntriesRead(
+                            command.bookie_index, command.lane, EntryId(entries[-1].entry_id)
+                        )
+                    )
+                if ended is not None:
+                    break
         return ended or ReadEnded(*key, status=BookieStatus.OK, entry_id=EntryId(expected))
 
     def _deliver(self, command: DeliverEntries) -> None:

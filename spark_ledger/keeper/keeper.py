@@ -143,7 +143,10 @@ class Keeper:
         return GoneOwners(10 * self._config.pass_s + 60.0, saved)
 
     async def run(self, stop: asyncio.Event | None = None) -> None:
-        """Be elected, and work until ``stop`` is set. Outages are waited out."""
+        """Be elected, and work until ``stop`` is set. Outages are waited out.
+
+        Raises MetadataRestoredError, no longer elected: go on with a new process (rule K6).
+        """
         stop = stop or asyncio.Event()
         try:
             while not stop.is_set():
@@ -169,6 +172,8 @@ class Keeper:
                 await self._save()
             except LedgerClosedError:
                 return
+            except MetadataRestoredError:
+                raise
             except LedgerError as error:
                 self._last_error = str(error)
                 logger.warning("the pass is broken off, the next one goes on: %s", error)

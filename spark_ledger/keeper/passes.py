@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from spark_ledger.errors import LedgerClosedError, LedgerError
+from spark_ledger.errors import LedgerClosedError, LedgerError, MetadataRestoredError
 from spark_ledger.tasks import wait_at_most
 
 
@@ -20,7 +20,8 @@ async def run_passes(
     """Run passes with a pause of ``pause_s`` seconds between two of them.
 
     Ends once ``stop`` is set, or the connection is closed. An outage breaks off one pass:
-    ``on_error`` is told, and the next one is tried. Raises what no LedgerError is: a bug of ours.
+    ``on_error`` is told, and the next one is tried. Raises what no LedgerError is: a bug of ours;
+    and MetadataRestoredError: what this process remembers is of another history (rule K6).
     """
     while not stop.is_set():
         if pauses_first:
@@ -32,5 +33,7 @@ async def run_passes(
             await run_pass()
         except LedgerClosedError:
             return
+        except MetadataRestoredError:
+            raise
         except LedgerError as error:
             on_error(error)

@@ -93,8 +93,9 @@ BOOKIE_RECEIVE_S: Final = 5.0
 BOOKIE_READ_THREADS: Final = 4
 """Reads wait for the disk or copy memory; both leave the interpreter's lock to others."""
 
-BOOKIE_RANGES_PER_MESSAGE: Final = 10_000
-"""About 100 KB of the answer that lists a ledger's entries."""
+BOOKIE_RANGES_PER_PAGE: Final = 10_000
+"""Ranges in one page of a ledger's entries: about 100 KB of an answer. No more rows of the index
+are read for it, so that a ledger of a million stripes is never listed at once."""
 
 BOOKIE_LEDGERS_PER_ANSWER: Final = 10_000
 """Ids in an answer that lists ledgers: 50 KB, and some milliseconds of the index."""

@@ -11,6 +11,11 @@ is some listings; what is deleted keeps its bytes for so long at most."""
 COLLECTION_FULL_INTERVAL_S: Final = 60.0
 """Pause while a disk is full: only deletions make room there."""
 
+COLLECTION_SOON_SHARE: Final = 0.02
+"""A pass that let go of more of what the bookie holds is followed by the next one as soon as on a
+full disk: streams with retention drop as much as they write, and all of it lies beside what is
+alive until the next pass."""
+
 COLLECTION_WHOLE_INTERVAL_S: Final = 86_400.0
 """Between two passes that read the node of each ledger, as BookKeeper's
 ``gcOverreplicatedLedgerWaitTime``: copies that repair has named elsewhere lie here for so long at

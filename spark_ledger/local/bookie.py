@@ -27,8 +27,9 @@ machine, where a process may have to wait for its turn."""
 COLLECTION_INTERVAL_S: Final = 30.0
 """Somebody looks at the disk of a small cluster and waits for its space."""
 
-COLLECTION_PAUSE_S: Final = 2.0
-"""The one ZooKeeper on loopback has no server that could lag."""
+COLLECTION_PAUSE_S: Final = 0.5
+"""The one ZooKeeper on loopback has no server that could lag. What was dropped meanwhile lies on
+the disk."""
 
 _NAME: Final = re.compile(r"bookie-(\d+)")
 

@@ -30,9 +30,10 @@ from spark_ledger.limits.repair import (
 from spark_ledger.metadata.json_nodes import read_node, write_node
 from spark_ledger.metadata.ledgers import LEDGERS_PATH, LedgerStore
 from spark_ledger.metadata.unsettled import pages
+from spark_ledger.repair.held import held_parts
 from spark_ledger.repair.nodes import CHECK_PATH, CheckState, mark
-from spark_ledger.repair.plan import FinalFragment, final_fragments, lane_copies, missing
-from spark_ledger.types import BookieStatus, LedgerId, LedgerMetadata, Versioned
+from spark_ledger.repair.plan import FinalFragment, final_fragments, lane_copies
+from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
 
 logger = logging.getLogger(__name__)
 
@@ -162,14 +163,21 @@ class Checker:
         self, ledger: LedgerMetadata, fragment: FinalFragment, index: int
     ) -> bool | None:
         """Whether a member says that it has not all that it should have; None: it says nothing."""
-        status, held = await self._transport.list_entries(
-            fragment.bookies[index], ledger.ledger_id, timeout_s=self._timeout_s
-        )
-        if not status.is_denial and status is not BookieStatus.OK:
-            return None
-        known = [] if status.is_denial else held
         lanes = lane_copies(ledger, fragment, index, lost=())
-        return any(missing(lane, known) for lane in lanes)
+        parts = held_parts(
+            self._transport,
+            fragment.bookies[index],
+            ledger.ledger_id,
+            fragment.first,
+            fragment.last,
+            timeout_s=self._timeout_s,
+        )
+        async for part in parts:
+            if part.ranges is None:
+                return None
+            if part.missing(lanes):
+                return True
+        return False
 
     async def _write(
         self, state: CheckState, before: Versioned[CheckState] | None

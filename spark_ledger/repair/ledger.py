@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from spark_ledger.client.context import ClientContext
 from spark_ledger.errors import (
@@ -23,6 +23,7 @@ from spark_ledger.protocol.events import (
     WriteMetadata,
 )
 from spark_ledger.repair.copying import Access, Copier, TargetFailedError
+from spark_ledger.repair.held import HeldPart, held_parts
 from spark_ledger.repair.plan import (
     FinalFragment,
     LaneCopy,
@@ -30,11 +31,10 @@ from spark_ledger.repair.plan import (
     is_renamed,
     lane_copies,
     lost_indexes,
-    missing,
     renamed,
 )
 from spark_ledger.repair.throttle import Throttles
-from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerMetadata, Versioned
+from spark_ledger.types import BookieId, LedgerMetadata, Versioned
 from spark_ledger.wire.frame import derive_keys, digest_for
 from spark_ledger.wire.shown_keys import hash_as_key
 
@@ -148,40 +148,37 @@ class LedgerRepair:
 
     async def _refuse_holes(self, lanes: Sequence[LaneCopy], target: BookieId) -> None:
         """Raises TargetFailedError unless the bookie says that it holds all of this (rule R16)."""
-        if not lanes:
-            return
-        status, held = await self._entries_of(target)
-        if status is not BookieStatus.OK or any(missing(lane, held) for lane in lanes):
-            raise TargetFailedError(f"bookie {target} does not say that it holds its copies")
+        async for part in self._held_parts(lanes, target):
+            if part.ranges is None or part.missing(lanes):
+                raise TargetFailedError(f"bookie {target} does not say that it holds its copies")
 
     async def _refill(self, fragment: FinalFragment, index: int, lost: frozenset[BookieId]) -> None:
         """Bring a member that is there what it lacks (rule R8)."""
         target = fragment.bookies[index]
         lanes = lane_copies(self._ledger.value, fragment, index, lost=lost)
-        if not lanes:
-            return
-        status, held = await self._entries_of(target)
-        if status.is_denial:
-            held = []
-        elif status is not BookieStatus.OK:
-            self.unknown.add(target)  # it may hold all
-            return
-        for lane in lanes:
-            for part in missing(lane, held):
+        async for part in self._held_parts(lanes, target):
+            if part.ranges is None:
+                self.unknown.add(target)  # it may hold all
+                return
+            for lacking in part.missing(lanes):
                 try:
-                    await self._copy(part, target)
+                    await self._copy(lacking, target)
                 except TargetFailedError as error:
                     logger.info("%s", error)
                     self.unknown.add(target)
                     return
 
-    async def _entries_of(
-        self, bookie_id: BookieId
-    ) -> tuple[BookieStatus, list[tuple[EntryId, EntryId]]]:
-        """What a bookie says that it holds of the ledger."""
-        return await self._context.transport.list_entries(
+    def _held_parts(
+        self, lanes: Sequence[LaneCopy], bookie_id: BookieId
+    ) -> AsyncIterator[HeldPart]:
+        """What a bookie says that it holds of the ledger, from the first entry of lanes to the
+        last one."""
+        return held_parts(
+            self._context.transport,
             bookie_id,
             self._ledger.value.ledger_id,
+            min((lane.first for lane in lanes), default=0),
+            max((lane.last_entry for lane in lanes), default=-1),
             timeout_s=self._context.config.read_timeout_s,
         )
 

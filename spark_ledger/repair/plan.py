@@ -171,6 +171,12 @@ def _stored(ledger: LedgerMetadata, fragment: FinalFragment) -> FinalFragment | 
     return next((f for f in final_fragments(ledger) if f[:2] == fragment[:2]), None)
 
 
+def within(lane: LaneCopy, first: int, last: int) -> LaneCopy:
+    """The entries of a lane from ``first`` to ``last``; it may have none there."""
+    steps = -(-max(0, first - lane.first) // lane.stride)
+    return lane._replace(first=lane.first + steps * lane.stride, last=min(lane.last, last))
+
+
 def missing(copy: LaneCopy, held: Sequence[tuple[int, int]]) -> list[LaneCopy]:
     """The parts of a lane that ranges of held entries, ascending, do not cover (rule R8).
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from spark_ledger.client.ledger_client import LedgerClient
+from spark_ledger.errors import MetadataRestoredError
 from spark_ledger.repair.auditor import Auditor, AuditorConfig
 from spark_ledger.repair.checker import Checker, CheckerConfig
 from spark_ledger.repair.closed import ClosedCheck
@@ -28,11 +29,17 @@ async def run_repair(
     stop: asyncio.Event,
     is_elected: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Repair until ``stop`` is set; audit and check while elected. On the loop of the client."""
+    """Repair until ``stop`` is set; audit and check while elected. On the loop of the client.
+
+    Raises MetadataRestoredError: go on with a new process (rule K6).
+    """
     checker = Checker(client, config.checker)
     closed = ClosedCheck(client, checker, config.checker)
-    async with asyncio.TaskGroup() as group:
-        group.create_task(Auditor(client, config.auditor).run(stop, is_elected))
-        group.create_task(checker.run(stop, is_elected))
-        group.create_task(closed.run(stop, is_elected))
-        group.create_task(Worker(client, config.worker).run(stop))
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(Auditor(client, config.auditor).run(stop, is_elected))
+            group.create_task(checker.run(stop, is_elected))
+            group.create_task(closed.run(stop, is_elected))
+            group.create_task(Worker(client, config.worker).run(stop))
+    except* MetadataRestoredError as restored:
+        raise MetadataRestoredError(str(restored.exceptions[0])) from None

@@ -10,10 +10,12 @@ these denies anything (rule P14).
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, LedgerId
+
+FIRST_ENTRY: Final = EntryId(0)
 
 
 class AddResult(NamedTuple):
@@ -51,6 +53,15 @@ class LastConfirmed(NamedTuple):
     last_entry: EntryId = NO_ENTRY
     fenced: bool = False
     message: str = ""
+
+
+class ListedEntries(NamedTuple):
+    """Ranges of entries that a bookie holds, ascending, both ends included. They say all up to
+    ``next_entry``, where one asks again; None: of all that follow."""
+
+    status: BookieStatus
+    ranges: list[tuple[EntryId, EntryId]]
+    next_entry: EntryId | None = None
 
 
 class BookieDescription(NamedTuple):
@@ -151,9 +162,15 @@ class Transport(Protocol):
         """Tell a bookie the LAC of an idle writer; what it answers."""
 
     async def list_entries(
-        self, bookie_id: BookieId, ledger_id: LedgerId, *, timeout_s: float
-    ) -> tuple[BookieStatus, list[tuple[EntryId, EntryId]]]:
-        """Ranges, both ends included, of the entries that this bookie holds."""
+        self,
+        bookie_id: BookieId,
+        ledger_id: LedgerId,
+        first: EntryId = FIRST_ENTRY,
+        *,
+        timeout_s: float,
+    ) -> ListedEntries:
+        """What this bookie holds of the entries from ``first`` on: a page. A bookie of a former
+        version lists all of them at once."""
 
     async def list_ledgers(
         self, bookie_id: BookieId, first: LedgerId, *, timeout_s: float

@@ -29,9 +29,11 @@ from spark_ledger.limits.client import READ_CALL_S_MAX
 from spark_ledger.transport.answer_timeout import AnswerTimeout
 from spark_ledger.transport.append_stream import AppendStream, NewestMessages, StreamAppender
 from spark_ledger.transport.base import (
+    FIRST_ENTRY,
     AddResult,
     BookieDescription,
     LastConfirmed,
+    ListedEntries,
     ReadChunk,
 )
 from spark_ledger.transport.channel import GrpcOptions, failure_of, is_broken, open_channel, said
@@ -254,30 +256,38 @@ class GrpcTransport:
         return answer.status if isinstance(answer, _Failure) else answer
 
     async def list_entries(
-        self, bookie_id: BookieId, ledger_id: LedgerId, *, timeout_s: float
-    ) -> tuple[BookieStatus, list[tuple[EntryId, EntryId]]]:
-        ranges: list[tuple[EntryId, EntryId]] = []
+        self,
+        bookie_id: BookieId,
+        ledger_id: LedgerId,
+        first: EntryId = FIRST_ENTRY,
+        *,
+        timeout_s: float,
+    ) -> ListedEntries:
+        listed = ListedEntries(BookieStatus.OK, [])
         connection = self._connection(bookie_id)
         if connection is None:
-            return BookieStatus.UNAVAILABLE, []
-        request = pb.ListEntriesRequest(ledger_id=ledger_id)
+            return ListedEntries(BookieStatus.UNAVAILABLE, [])
+        request = pb.ListEntriesRequest(ledger_id=ledger_id, one_page=True, first_entry=first)
         call = connection.list_entries(request, timeout=timeout_s, metadata=connection.metadata)
         try:
             async for answer in call:
                 if answer is None:
-                    return _malformed(bookie_id).status, []
-                if answer.status != pb.OK:
-                    return status_from_wire(answer.status), []
-                ranges += [(EntryId(r.first_entry), EntryId(r.last_entry)) for r in answer.ranges]
+                    return ListedEntries(_malformed(bookie_id).status, [])
+                more = _page_of(bookie_id, first, answer)
+                if more.status is not BookieStatus.OK:
+                    return more
+                # A bookie of a former version has several answers, and none names a next page.
+                listed.ranges.extend(more.ranges)
+                listed = listed._replace(next_entry=more.next_entry)
         except grpc.RpcError as error:
-            return _failure(bookie_id, error).status, []
+            return ListedEntries(_failure(bookie_id, error).status, [])
         except asyncio.CancelledError:
             if _is_cancelled_by_caller():
                 raise
-            return BookieStatus.UNAVAILABLE, []
+            return ListedEntries(BookieStatus.UNAVAILABLE, [])
         finally:
             call.cancel()
-        return BookieStatus.OK, ranges
+        return listed
 
     async def list_ledgers(
         self, bookie_id: BookieId, first: LedgerId, *, timeout_s: float
@@ -431,6 +441,21 @@ class _Failure(NamedTuple):
 def _failure(bookie_id: BookieId, error: grpc.RpcError) -> _Failure:
     status, message = failure_of(error)
     return _Failure(status, _about(bookie_id, message))
+
+
+def _page_of(bookie_id: BookieId, first: EntryId, answer: pb.ListEntriesResponse) -> ListedEntries:
+    """What an answer lists from an entry on. One that leads back would have a caller ask for ever.
+    A bookie of a former version begins with the first entry whatever it is asked."""
+    if answer.status != pb.OK:
+        return ListedEntries(status_from_wire(answer.status), [])
+    if answer.next_entry and answer.next_entry <= first:
+        return ListedEntries(_malformed(bookie_id).status, [])
+    ranges = [
+        (EntryId(max(each.first_entry, first)), EntryId(each.last_entry))
+        for each in answer.ranges
+        if each.last_entry >= first
+    ]
+    return ListedEntries(BookieStatus.OK, ranges, EntryId(answer.next_entry) or None)
 
 
 def _ledgers_of(

@@ -20,7 +20,14 @@ from spark_ledger.limits.entries import (
     READ_REQUEST_BYTES_MAX,
 )
 from spark_ledger.runs import EntryRun
-from spark_ledger.transport.base import AddResult, BookieDescription, LastConfirmed, ReadChunk
+from spark_ledger.transport.base import (
+    FIRST_ENTRY,
+    AddResult,
+    BookieDescription,
+    LastConfirmed,
+    ListedEntries,
+    ReadChunk,
+)
 from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire.frame import frame_last_add_confirmed
 
@@ -271,20 +278,22 @@ class MemoryTransport:
         return answered if isinstance(answered, BookieStatus) else answered[0]
 
     async def list_entries(
-        self, bookie_id: BookieId, ledger_id: LedgerId, *, timeout_s: float
-    ) -> tuple[BookieStatus, list[tuple[EntryId, EntryId]]]:
-        def answer(
-            bookie: BookieApi,
-            reply: Callable[[tuple[list[tuple[EntryId, EntryId]] | None]], None],
-        ) -> None:
-            reply((bookie.list_entries(ledger_id),))
+        self,
+        bookie_id: BookieId,
+        ledger_id: LedgerId,
+        first: EntryId = FIRST_ENTRY,
+        *,
+        timeout_s: float,
+    ) -> ListedEntries:
+        def answer(bookie: BookieApi, reply: Callable[[ListedEntries], None]) -> None:
+            page = bookie.entry_page(ledger_id, first)
+            if page is None:
+                reply(ListedEntries(BookieStatus.NO_SUCH_LEDGER, []))
+            else:
+                reply(ListedEntries(BookieStatus.OK, *page))
 
         answered = await self._call(bookie_id, answer, timeout_s)
-        if isinstance(answered, BookieStatus):
-            return answered, []
-        if answered[0] is None:
-            return BookieStatus.NO_SUCH_LEDGER, []
-        return BookieStatus.OK, answered[0]
+        return ListedEntries(answered, []) if isinstance(answered, BookieStatus) else answered
 
     async def list_ledgers(
         self, bookie_id: BookieId, first: LedgerId, *, timeout_s: float

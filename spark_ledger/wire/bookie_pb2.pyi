@@ -179,14 +179,18 @@ class WriteLastConfirmedResponse(_message.Message):
     def __init__(self, status: _Optional[_Union[Status, str]] = ..., message: _Optional[str] = ..., more: _Optional[_Iterable[_Union[Status, str]]] = ...) -> None: ...
 
 class ListEntriesRequest(_message.Message):
-    __slots__ = ("ledger_id", "access_key", "ledgers")
+    __slots__ = ("ledger_id", "access_key", "ledgers", "one_page", "first_entry")
     LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
     ACCESS_KEY_FIELD_NUMBER: _ClassVar[int]
     LEDGERS_FIELD_NUMBER: _ClassVar[int]
+    ONE_PAGE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_ENTRY_FIELD_NUMBER: _ClassVar[int]
     ledger_id: int
     access_key: bytes
     ledgers: bool
-    def __init__(self, ledger_id: _Optional[int] = ..., access_key: _Optional[bytes] = ..., ledgers: _Optional[bool] = ...) -> None: ...
+    one_page: bool
+    first_entry: int
+    def __init__(self, ledger_id: _Optional[int] = ..., access_key: _Optional[bytes] = ..., ledgers: _Optional[bool] = ..., one_page: _Optional[bool] = ..., first_entry: _Optional[int] = ...) -> None: ...
 
 class EntryRange(_message.Message):
     __slots__ = ("first_entry", "last_entry")
@@ -197,18 +201,20 @@ class EntryRange(_message.Message):
     def __init__(self, first_entry: _Optional[int] = ..., last_entry: _Optional[int] = ...) -> None: ...
 
 class ListEntriesResponse(_message.Message):
-    __slots__ = ("status", "message", "ranges", "ledger_ids", "has_ledgers")
+    __slots__ = ("status", "message", "ranges", "ledger_ids", "has_ledgers", "next_entry")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     RANGES_FIELD_NUMBER: _ClassVar[int]
     LEDGER_IDS_FIELD_NUMBER: _ClassVar[int]
     HAS_LEDGERS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_ENTRY_FIELD_NUMBER: _ClassVar[int]
     status: Status
     message: str
     ranges: _containers.RepeatedCompositeFieldContainer[EntryRange]
     ledger_ids: _containers.RepeatedScalarFieldContainer[int]
     has_ledgers: bool
-    def __init__(self, status: _Optional[_Union[Status, str]] = ..., message: _Optional[str] = ..., ranges: _Optional[_Iterable[_Union[EntryRange, _Mapping]]] = ..., ledger_ids: _Optional[_Iterable[int]] = ..., has_ledgers: _Optional[bool] = ...) -> None: ...
+    next_entry: int
+    def __init__(self, status: _Optional[_Union[Status, str]] = ..., message: _Optional[str] = ..., ranges: _Optional[_Iterable[_Union[EntryRange, _Mapping]]] = ..., ledger_ids: _Optional[_Iterable[int]] = ..., has_ledgers: _Optional[bool] = ..., next_entry: _Optional[int] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()

@@ -104,7 +104,7 @@ async def _held(
     transport: Transport, bookie_id: BookieId, ledger_id: LedgerId
 ) -> dict[int, str] | None:
     """What a bookie itself holds: entry id to a digest of the frame; None if it does not answer."""
-    status, ranges = await transport.list_entries(bookie_id, ledger_id, timeout_s=READ_TIMEOUT_S)
+    status, ranges, _ = await transport.list_entries(bookie_id, ledger_id, timeout_s=READ_TIMEOUT_S)
     if status.is_denial:
         return {}
     if status is not BookieStatus.OK:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from bookie_server.storage.index.base import HeldLedger
-from spark_ledger.bookie_api import Done, LedgerEnd, ReadOutcome
+from spark_ledger.bookie_api import Done, EntryPage, LedgerEnd, ReadOutcome
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import NO_ENTRY, BookieStatus, EntryId, LedgerId
 
@@ -37,6 +37,7 @@ class ScriptedBookie:
         self.ledgers: dict[LedgerId, _Ledger] = {}
         self.append_bytes_in_flight = 0
         self.hold = False
+        self.ranges_per_page = 2  # few: whoever forgets the next page has a test that fails
         self.refuse_next: tuple[BookieStatus, str] | None = None
         self.adds: list[EntryRun] = []
         self._held: list[Callable[[], None]] = []
@@ -144,17 +145,19 @@ class ScriptedBookie:
             runs.append(EntryRun(ledger_id, EntryId(entry_id), None, [len(frame)], frame))
         return ReadOutcome(runs, BookieStatus.OK, NO_ENTRY, "")
 
-    def list_entries(self, ledger_id: LedgerId) -> list[tuple[EntryId, EntryId]] | None:
+    def entry_page(self, ledger_id: LedgerId, first: EntryId) -> EntryPage | None:
         ledger = self.ledgers.get(ledger_id)
         if ledger is None:
             return None
         ranges: list[tuple[EntryId, EntryId]] = []
-        for entry_id in sorted(ledger.entries):
+        for entry_id in sorted(each for each in ledger.entries if each >= first):
             if ranges and ranges[-1][1] == entry_id - 1:
                 ranges[-1] = (ranges[-1][0], EntryId(entry_id))
+            elif len(ranges) == self.ranges_per_page:
+                return EntryPage(ranges, EntryId(entry_id))
             else:
                 ranges.append((EntryId(entry_id), EntryId(entry_id)))
-        return ranges
+        return EntryPage(ranges, None)
 
     def held_ledgers(self, after: int, limit: int) -> list[HeldLedger]:
         held = sorted(each for each in self.ledgers if each > after)

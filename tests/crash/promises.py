@@ -17,6 +17,7 @@ from spark_ledger.bookie_api import LedgerEnd
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from tests.access import key_status
+from tests.listed import listed
 from tests.unit.bookie_server.storage.support import Answer, Machine, frame
 
 LEDGER_COUNT = 5
@@ -85,7 +86,7 @@ class Promises:
         back = [each.ledger_id for each in machine.bookie.held_ledgers(-1, 1000)]
         machine.bookie.delete_ledgers(each for each in back if each in self.deleted)
         for ledger_id in map(LedgerId, self.deleted):
-            assert machine.bookie.list_entries(ledger_id) is None, f"{context}: {ledger_id} is back"
+            assert listed(machine.bookie, ledger_id) is None, f"{context}: {ledger_id} is back"
 
     @property
     def acknowledged(self) -> int:

@@ -148,7 +148,7 @@ async def append(transport: GrpcTransport, bookie_id: BookieId, run: EntryRun) -
 
 
 async def stored(transport: GrpcTransport, bookie_id: BookieId) -> list[tuple[EntryId, EntryId]]:
-    status, ranges = await transport.list_entries(bookie_id, LEDGER, timeout_s=5)
+    status, ranges, _ = await transport.list_entries(bookie_id, LEDGER, timeout_s=5)
     assert status is BookieStatus.OK
     return ranges
 

@@ -51,7 +51,7 @@ def held(uri: str, ledger_ids: Iterable[int]) -> set[tuple[str, int]]:
         found: set[tuple[str, int]] = set()
         for bookie_id in BOOKIES:
             for each in ledger_ids:
-                status, ranges = await transport.list_entries(
+                status, ranges, _ = await transport.list_entries(
                     bookie_id, LedgerId(each), timeout_s=10.0
                 )
                 assert status.is_denial or status.value == 0, status

@@ -183,7 +183,7 @@ async def _named_and_held(uri: str) -> tuple[set[int], dict[str, set[int]]]:
     end = int(await LedgerStore(store).new_ledger_id())
     for bookie_id in addresses:
         for ledger_id in range(end + 1):
-            status, ranges = await transport.list_entries(
+            status, ranges, _ = await transport.list_entries(
                 bookie_id, LedgerId(ledger_id), timeout_s=10.0
             )
             assert status.is_denial or status.value == 0, status

@@ -30,6 +30,7 @@ from tests.losses.stranger import Stranger, look
 
 BOOKIES: Final = 5
 RACKS: Final = 3
+MIN_RACKS: Final = 2
 LOST_AFTER_S: Final = 4.0
 SETTLE_S: Final = 240.0
 """In which repair brings back all copies once the stranger has left; a machine may be busy."""
@@ -80,7 +81,7 @@ def run(
             for index, name in enumerate(cluster.bookie_ids)
             if name in named
         }
-        found: Count = count(directories, cluster_id, noted)
+        found: Count = count(directories, cluster_id, noted, MIN_RACKS)
         verdict.copies, verdict.faults = found.copies, found.faults
     return verdict
 
@@ -89,7 +90,7 @@ async def _under_load(
     cluster: LocalCluster, seconds: float, seed: int, say: Callable[[str], None]
 ) -> tuple[Verdict, str, Noted]:
     async with await LedgerClient.connect(cluster.uri) as client:
-        await set_placement(client.store, PlacementPolicy(min_racks=2))
+        await set_placement(client.store, PlacementPolicy(min_racks=MIN_RACKS))
         load, stop = Load(cluster.uri, seed), asyncio.Event()
         stranger = Stranger(cluster, client, seed, say)
         async with asyncio.TaskGroup() as group:

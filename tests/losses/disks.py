@@ -23,6 +23,7 @@ class Count:
 
     def __init__(self) -> None:
         self.copies = 0
+        self.racks: dict[BookieId, str] = {}
         self.faults: list[str] = []
 
 
@@ -30,19 +31,25 @@ def count(
     directories: Mapping[BookieId, Path],
     cluster_id: str,
     ledgers: Mapping[LedgerId, tuple[LedgerMetadata, Written]],
+    min_racks: int,
 ) -> Count:
-    """Every acknowledged entry has to be on its whole write set, with its bytes."""
+    """Every acknowledged entry has to be on its whole write set, with its bytes, in so many racks
+    or more, as the bookies' own configurations name them."""
     found = Count()
     with ExitStack() as stack:
         bookies: dict[BookieId, Bookie] = {}
         for bookie_id, directory in directories.items():
-            config = load(directory / "bookie.toml").storage_config(bookie_id, cluster_id)
+            config = load(directory / "bookie.toml")
+            found.racks[bookie_id] = config.rack
             bookies[bookie_id] = open_bookie(
-                config, post=lambda _: None, on_fatal=found.faults.append, threads=False
+                config.storage_config(bookie_id, cluster_id),
+                post=lambda _: None,
+                on_fatal=found.faults.append,
+                threads=False,
             )
             stack.callback(bookies[bookie_id].close)
         for metadata, written in ledgers.values():
-            _count(found, bookies, metadata, written)
+            _count(found, bookies, metadata, written, min_racks)
     return found
 
 
@@ -51,6 +58,7 @@ def _count(
     bookies: Mapping[BookieId, Bookie],
     metadata: LedgerMetadata,
     written: Written,
+    min_racks: int,
 ) -> None:
     ledger_id = metadata.ledger_id
     _, digest_key = derive_keys(written.password, ledger_id, metadata.incarnation)
@@ -60,8 +68,10 @@ def _count(
         return
     for entry_id, number in written.acknowledged.items():
         fragment = [f for f in metadata.fragments if f.first_entry <= entry_id][-1]
-        for index in write_set(entry_id, metadata.quorums):
-            bookie_id = fragment.bookies[index]
+        members = [fragment.bookies[index] for index in write_set(entry_id, metadata.quorums)]
+        if len({found.racks.get(each, "") for each in members}) < min_racks:
+            found.faults.append(f"ledger {ledger_id} entry {entry_id}: racks of {members}")
+        for bookie_id in members:
             why = _wrong(bookies.get(bookie_id), digest, ledger_id, entry_id, number)
             found.copies += 1
             if why:

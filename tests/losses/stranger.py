@@ -35,6 +35,8 @@ _PAUSE_S: Final = (0.5, 4.0)
 _AWAY_S: Final = (0.2, 12.0)
 """Shorter and longer than the delay after which a bookie counts as lost."""
 
+_WIPE_WAIT_S: Final = 60.0
+
 _WORK: Final = WorkerConfig(open_grace_s=5.0, despite_losses=True)
 _REFUSED: Final = 2
 """A bookie's exit code if its directories are not what it left."""
@@ -88,8 +90,7 @@ class Stranger:
         if what == "drain":
             await self._drain(index)
         elif what == "wipe":
-            if is_safe(await look(self._client)):
-                await self._wipe(index)
+            await self._wipe_once_safe(index)
         elif len(self._cluster.bookie_ids) - len(self._gone) - len(self._here) < AWAY_MAX:
             await self._take_away(what, index)
 
@@ -128,6 +129,17 @@ class Stranger:
 
         await asyncio.to_thread(leave, index)
         self._later(return_it())
+
+    async def _wipe_once_safe(self, index: int) -> None:
+        """Wait for the others to be back and for repair, for a while: else load alone would decide
+        how many disks are lost in a run."""
+        deadline = time.monotonic() + _WIPE_WAIT_S
+        while not is_safe(await look(self._client)):
+            if time.monotonic() > deadline:
+                self.done["wipe that was not safe"] += 1
+                return
+            await asyncio.sleep(_PAUSE_S[0])
+        await self._wipe(index)
 
     async def _wipe(self, index: int) -> None:
         """Its disk is lost; another bookie takes its place, or one of the same name."""

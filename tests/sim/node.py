@@ -20,7 +20,7 @@ from bookie_server.storage.index.base import HeldLedger, IndexRow
 from bookie_server.storage.index.memory_index import MemoryIndex
 from bookie_server.storage.journal.files import journal_path
 from bookie_server.storage.journal.mark import Mark
-from spark_ledger.bookie_api import Done, Refusal, refuse_reader
+from spark_ledger.bookie_api import Done, EntryPage, Refusal, refuse_reader
 from spark_ledger.errors import ConfigurationError, CorruptionError, LedgerError
 from spark_ledger.lab.simulation.loop import Process
 from spark_ledger.limits import KIB
@@ -471,10 +471,10 @@ class BookieNode:
         assert self.bookie is not None, "a dead process hears nothing"
         return self.bookie.watch_last_confirmed(ledger_id, callback)
 
-    def list_entries(self, ledger_id: LedgerId) -> list[tuple[EntryId, EntryId]] | None:
-        """See ``Bookie.list_entries``."""
+    def entry_page(self, ledger_id: LedgerId, first: EntryId) -> EntryPage | None:
+        """See ``Bookie.entry_page``."""
         assert self.bookie is not None, "a dead process hears nothing"
-        return self.bookie.list_entries(ledger_id)
+        return self.bookie.entry_page(ledger_id, first)
 
     def held_ledgers(self, after: int, limit: int) -> list[HeldLedger]:
         """See ``Bookie.held_ledgers``."""

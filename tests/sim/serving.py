@@ -4,11 +4,13 @@ come back, until a while after the faults have ended. Their recoveries are in th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.reader import LedgerReader
+from spark_ledger.errors import MetadataRestoredError
 from tests.sim.clients import Client
 
 if TYPE_CHECKING:
@@ -77,7 +79,7 @@ class ServiceClient(Client):
         while not world.healing:
             await asyncio.sleep(_LOOK_S)
             await self.look(client)
-            if self.draw.random() < _CRASH:
+            if _has_to_begin_anew(working) or self.draw.random() < _CRASH:
                 world.fault(self.crash_fault, self.name)
                 self.ending()
                 again_s = self.draw.uniform(0.0, 0.5)
@@ -87,5 +89,11 @@ class ServiceClient(Client):
                 await asyncio.sleep(0)  # a dead process never returns from here
         await asyncio.sleep(_AFTER_HEALING_S)
         stop.set()
-        await working
+        with contextlib.suppress(MetadataRestoredError):
+            await working
         self.ending()
+
+
+def _has_to_begin_anew(working: asyncio.Future[None]) -> bool:
+    """Whether the service has ended because its ZooKeeper was restored (rule K6)."""
+    return working.done() and isinstance(working.exception(), MetadataRestoredError)

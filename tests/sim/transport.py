@@ -15,7 +15,14 @@ from spark_ledger.lab.simulation.network import Direction, Network
 from spark_ledger.limits.bookie import BOOKIE_LEDGERS_PER_ANSWER
 from spark_ledger.limits.entries import LONG_POLL_S_MAX, READ_REQUEST_BYTES_MAX
 from spark_ledger.runs import EntryRun
-from spark_ledger.transport.base import AddResult, BookieDescription, LastConfirmed, ReadChunk
+from spark_ledger.transport.base import (
+    FIRST_ENTRY,
+    AddResult,
+    BookieDescription,
+    LastConfirmed,
+    ListedEntries,
+    ReadChunk,
+)
 from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, LedgerId
 from tests.sim.node import BookieNode
 
@@ -335,20 +342,26 @@ class SimTransport:
         return told if isinstance(told, BookieStatus) else told[0]
 
     async def list_entries(
-        self, bookie_id: BookieId, ledger_id: LedgerId, *, timeout_s: float
-    ) -> tuple[BookieStatus, list[tuple[EntryId, EntryId]]]:
-        def serve(node: BookieNode, reply: Callable[[Any], None]) -> None:
+        self,
+        bookie_id: BookieId,
+        ledger_id: LedgerId,
+        first: EntryId = FIRST_ENTRY,
+        *,
+        timeout_s: float,
+    ) -> ListedEntries:
+        def serve(node: BookieNode, reply: Callable[[ListedEntries], None]) -> None:
             try:
-                reply((node.list_entries(ledger_id),))
+                page = node.entry_page(ledger_id, first)
             except (OSError, CorruptionError):
-                reply(BookieStatus.IO_ERROR)  # as the service does
+                reply(ListedEntries(BookieStatus.IO_ERROR, []))  # as the service does
+                return
+            if page is None:
+                reply(ListedEntries(BookieStatus.NO_SUCH_LEDGER, []))
+            else:
+                reply(ListedEntries(BookieStatus.OK, *page))
 
         told = await self._call("list_entries", bookie_id, serve, timeout_s)
-        if isinstance(told, BookieStatus):
-            return told, []
-        if told[0] is None:
-            return BookieStatus.NO_SUCH_LEDGER, []
-        return BookieStatus.OK, told[0]
+        return ListedEntries(told, []) if isinstance(told, BookieStatus) else told
 
     async def list_ledgers(
         self, bookie_id: BookieId, first: LedgerId, *, timeout_s: float

@@ -155,6 +155,9 @@ class Index(Protocol):
     def rows(self, ledger_id: LedgerId) -> list[IndexRow]:
         """All rows of a ledger, ascending."""
 
+    def rows_from(self, ledger_id: LedgerId, entry_id: EntryId, limit: int) -> list[IndexRow]:
+        """The row that decides about an entry, and those above it, ascending; at most so many."""
+
     def rows_of_block(
         self, ledger_id: LedgerId, first: EntryId, last: EntryId, location: BlockLocation
     ) -> list[IndexRow]:

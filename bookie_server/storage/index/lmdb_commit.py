@@ -9,6 +9,7 @@ from typing import Any
 import lmdb
 
 from bookie_server.storage.index.base import NotCommittedError
+from bookie_server.storage.index.lmdb_errors import found_no_space
 
 
 def commit_now(environment: Any, transaction: Any, path: Path) -> None:
@@ -20,7 +21,9 @@ def commit_now(environment: Any, transaction: Any, path: Path) -> None:
     number = transaction.id()
     try:
         transaction.commit()
-    except (lmdb.DiskError, lmdb.MapFullError) as error:
+    except lmdb.Error as error:
+        if not found_no_space(error, path):
+            raise
         with environment.begin() as newest:  # fails as well if the root was not written
             if newest.id() >= number:
                 raise

@@ -105,7 +105,8 @@ class LmdbIndex:
         with translated(self._path), self._env.begin(db=self._rows) as transaction:
             row = row_at_or_below(transaction.cursor(), ledger_id, entry_id, self._path)
             if row is None or row.is_sparse or entry_id > row.last_entry:
-                self._check_denial(transaction, ledger_id, entry_id, row)
+                firsts = self._verified_firsts(transaction, ledger_id)
+                self._check_denial(firsts, ledger_id, entry_id, row)
         return row
 
     def rows(self, ledger_id: LedgerId) -> list[IndexRow]:
@@ -133,8 +134,26 @@ class LmdbIndex:
             )
         return found
 
+    def rows_from(self, ledger_id: LedgerId, entry_id: EntryId, limit: int) -> list[IndexRow]:
+        with translated(self._path), self._env.begin(db=self._rows) as transaction:
+            firsts = self._verified_firsts(transaction, ledger_id)
+            start = max(bisect_right(firsts, entry_id) - 1, 0)
+            expected = firsts[start : start + limit]
+            found: list[IndexRow] = []
+            cursor = transaction.cursor()
+            if expected and cursor.set_range(KEY.pack(ledger_id, expected[0])):
+                stored = islice(cursor, len(expected))
+                found = [read_row(key, value, self._path) for key, value in stored]
+        # A row that a damaged tree hides would be entries that are denied (rule S9).
+        if [row.first_entry for row in found] != expected.tolist():
+            raise CorruptionError(
+                f"index {self._path} is damaged: ledger {ledger_id} has other rows from entry "
+                f"{entry_id} on than those that were verified"
+            )
+        return found
+
     def _check_denial(
-        self, transaction: Any, ledger_id: LedgerId, entry_id: EntryId, row: IndexRow | None
+        self, firsts: array[int], ledger_id: LedgerId, entry_id: EntryId, row: IndexRow | None
     ) -> None:
         """Raise CorruptionError unless ``row`` is the one that decides about the entry.
 
@@ -142,13 +161,6 @@ class LmdbIndex:
         is compared with the list of all rows of the ledger, which were read one after the other
         and sum up to their proof (rule S9).
         """
-        key = LEDGER_KEY.pack(ledger_id)
-        proof = read_proof(transaction, self._proofs, key, self._path)
-        read = partial(self._read_firsts, transaction, ledger_id)
-        firsts = self._verified.firsts(ledger_id, proof, read)
-        if firsts is None:
-            self._all_rows(transaction, ledger_id)  # it says what is wrong
-            raise CorruptionError(f"index {self._path} is damaged: rows of ledger {ledger_id}")
         number = bisect_right(firsts, entry_id) - 1
         found = NO_ENTRY if row is None else row.first_entry
         if found != (firsts[number] if number >= 0 else NO_ENTRY):
@@ -156,6 +168,18 @@ class LmdbIndex:
                 f"index {self._path} is damaged: searching entry {entry_id} of ledger {ledger_id} "
                 "leads to the wrong row"
             )
+
+    def _verified_firsts(self, transaction: Any, ledger_id: LedgerId) -> array[int]:
+        """The first entries of all rows of a ledger, which sum up to their proof. Raises
+        CorruptionError if they do not."""
+        key = LEDGER_KEY.pack(ledger_id)
+        proof = read_proof(transaction, self._proofs, key, self._path)
+        read = partial(self._read_firsts, transaction, ledger_id)
+        firsts = self._verified.firsts(ledger_id, proof, read)
+        if firsts is None:
+            self._all_rows(transaction, ledger_id)  # it says what is wrong
+            raise CorruptionError(f"index {self._path} is damaged: rows of ledger {ledger_id}")
+        return firsts
 
     def _read_firsts(
         self, transaction: Any, ledger_id: LedgerId, behind: EntryId

@@ -93,6 +93,10 @@ class _Content:
         return content
 
 
+def _first_entry(row: IndexRow) -> EntryId:
+    return row.first_entry
+
+
 class MemoryIndex:
     """See ``index.Index``. *Any thread* reads ``content``; a commit replaces it whole."""
 
@@ -111,6 +115,10 @@ class MemoryIndex:
 
     def rows(self, ledger_id: LedgerId) -> list[IndexRow]:
         return [row for _key, row in sorted(self.content.rows.get(ledger_id, {}).items())]
+
+    def rows_from(self, ledger_id: LedgerId, entry_id: EntryId, limit: int) -> list[IndexRow]:
+        rows = self.rows(ledger_id)
+        return rows[max(bisect_right(rows, entry_id, key=_first_entry) - 1, 0) :][:limit]
 
     def rows_of_block(
         self, ledger_id: LedgerId, first: EntryId, last: EntryId, location: BlockLocation

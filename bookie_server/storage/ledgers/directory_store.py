@@ -7,10 +7,12 @@ changed ledger records and the mark in one transaction; only then the runs leave
 
 from __future__ import annotations
 
+import heapq
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -36,8 +38,8 @@ from bookie_server.storage.ledgers.entry_log import EntryLogReader, MissingLogEr
 from bookie_server.storage.ledgers.entry_logs import EntryLogs
 from bookie_server.storage.ledgers.joining import joined
 from bookie_server.storage.ledgers.lacking import Lacking
+from bookie_server.storage.ledgers.listing import ascending, page_of, stored_ranges
 from bookie_server.storage.ledgers.slicing import holds, slice_run, take_range
-from bookie_server.storage.ledgers.stretches import merge, stretches
 from bookie_server.storage.ledgers.write_cache import (
     CachedRun,
     Generation,
@@ -45,6 +47,7 @@ from bookie_server.storage.ledgers.write_cache import (
     WriteCache,
     free_slowly,
 )
+from spark_ledger.bookie_api import EntryPage
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits.bookie import BOOKIE_OPEN_LOGS_MAX
 from spark_ledger.limits.storage import DELETED_LEDGERS_AT_ONCE, DELETED_ROWS_AT_ONCE
@@ -263,32 +266,20 @@ class DirectoryStore:
             )
         return run
 
-    def entry_ranges(self, ledger_id: LedgerId) -> list[tuple[EntryId, EntryId]]:
-        """Stretches of entries that are held, ascending, disjoint and not adjacent."""
+    def entry_page(self, ledger_id: LedgerId, first: EntryId, limit: int) -> EntryPage:
+        """What is held from ``first`` on: at most so many stretches, of at most so many rows."""
         # Cache before index (rule S7): an entry that moves meanwhile is listed twice, not missed.
-        ranges: list[tuple[EntryId, EntryId]] = []
-        for run in self.cache.runs_of(ledger_id):
-            ranges.extend(stretches(run.ids()))
-        rows = self.index.rows(ledger_id)
+        cached = [run for run in self.cache.runs_of(ledger_id) if run.last_entry >= first]
+        rows = self.index.rows_from(ledger_id, first, limit + 1)
         while True:
+            end = rows[limit].first_entry if len(rows) > limit else None
+            stored = stored_ranges(rows, partial(self._read_block, ledger_id))
             try:
-                return merge([*ranges, *self._stored_ranges(ledger_id, rows)])
+                return page_of(heapq.merge(ascending(cached), stored), first, limit, end)
             except MissingLogError:  # as in ``_stored_run``
-                before, rows = rows, self.index.rows(ledger_id)
+                before, rows = rows, self.index.rows_from(ledger_id, first, limit + 1)
                 if rows == before:
                     raise
-
-    def _stored_ranges(
-        self, ledger_id: LedgerId, rows: Sequence[IndexRow]
-    ) -> Iterator[tuple[EntryId, EntryId]]:
-        """Stretches of entries that all rows of a ledger name."""
-        for number, row in enumerate(rows, start=1):
-            end = rows[number].first_entry if number < len(rows) else row.last_entry + 1
-            if row.is_sparse:
-                ids = self._read_block(ledger_id, row).ids()
-                yield from stretches([e for e in ids if row.first_entry <= e < end])
-            else:
-                yield row.first_entry, EntryId(min(row.last_entry, end - 1))
 
     # -- flushing ------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from bookie_server.storage.ledgers.directory_store import DirectoryStore
 from bookie_server.storage.ledgers.lacking import LackingLedgers
 from bookie_server.storage.ledgers.scrub import Scrubber, ScrubStats
 from bookie_server.storage.ledgers.write_cache import CachedRun
+from spark_ledger.bookie_api import EntryPage
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import GIB
 from spark_ledger.limits.storage import SCRUB_INTERVAL_S
@@ -240,9 +241,9 @@ class LedgerStorage:
         """See ``DirectoryStore.run_with``."""
         return self.store_of(ledger_id).run_with(ledger_id, entry_id)
 
-    def entry_ranges(self, ledger_id: LedgerId) -> list[tuple[EntryId, EntryId]]:
-        """See ``DirectoryStore.entry_ranges``."""
-        return self.store_of(ledger_id).entry_ranges(ledger_id)
+    def entry_page(self, ledger_id: LedgerId, first: EntryId, limit: int) -> EntryPage:
+        """See ``DirectoryStore.entry_page``."""
+        return self.store_of(ledger_id).entry_page(ledger_id, first, limit)
 
     def flush(self) -> None:
         """One checkpoint of all directories; any thread.

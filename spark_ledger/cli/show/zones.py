@@ -36,20 +36,34 @@ def safety_zones(
     metadata: LedgerMetadata,
     last_add_confirmed: int,
     holdings: Mapping[BookieId, Sequence[EntryRange]],
+    start: int = 0,
+    stop: int | None = None,
 ) -> list[Zone]:
-    """Zones in entry order, from entry 0 to the last one confirmed or held by a bookie.
+    """Zones in entry order, from entry ``start`` to the last one confirmed or held by a bookie.
+
+    ``stop``: only those up to there, left out; a bookie that was not asked further holds more.
 
     ``holdings`` has the bookies that answered; a copy counts only where its bookie belongs to the
     write set of the entry: readers ask no other.
     """
     highest_held = max((last for ranges in holdings.values() for _, last in ranges), default=-1)
     end = max(last_add_confirmed, -1 if metadata.is_closed else highest_held)
+    if stop is not None:
+        end = min(end, stop - 1) if metadata.is_closed else stop - 1
     zones: list[Zone] = []
     for fragment, first, last in fragments_with_ends(metadata, end):
-        for start, stop, copies in _copies(metadata.quorums, fragment, first, last, holdings):
-            for zone in _split(metadata, last_add_confirmed, start, stop, copies):
-                _append(zones, zone)
+        low, high = max(first, start), min(last, end)
+        for piece_first, piece_last, copies in _copies(
+            metadata.quorums, fragment, low, high, holdings
+        ):
+            add_zones(zones, _split(metadata, last_add_confirmed, piece_first, piece_last, copies))
     return zones
+
+
+def add_zones(zones: list[Zone], following: Sequence[Zone]) -> None:
+    """Add zones that follow; neighbours of one safety become one."""
+    for zone in following:
+        _append(zones, zone)
 
 
 def fragments_with_ends(metadata: LedgerMetadata, end: int) -> list[tuple[Fragment, int, int]]:

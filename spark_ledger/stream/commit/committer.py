@@ -215,7 +215,9 @@ class Attempt:
         head, sink = reading_head.result(), reading_sink.result()
         if head.value.stream_id != self._schemas.config.stream_id:
             raise nodes.no_such_stream()  # another stream of the same name (rule T7)
-        ours = await self._find_unanswered(head.value.next_commit)
+        # The sink's record may be newer than the head, and its commit's number is taken as well.
+        taken = max(head.value.next_commit, sink.value.commit + 1 if sink else 0)
+        ours = await self._find_unanswered(taken)
         if ours is not None:
             return ours
         decision = decide(
@@ -322,7 +324,7 @@ class Attempt:
         self._is_list_used = True
         return prepared.commit
 
-    async def _find_unanswered(self, next_commit: int) -> Commit | None:
+    async def _find_unanswered(self, taken: int) -> Commit | None:
         """Our commit of the transaction whose reply was lost, if it was applied (rule T4).
 
         While its number is free the transaction may still arrive. Then it and its repetition
@@ -331,7 +333,7 @@ class Attempt:
         because a second driver may offer the same pair, with what it has written itself.
         """
         sent = self._unanswered
-        if sent is None or sent.number >= next_commit:
+        if sent is None or sent.number >= taken:
             return None
         stored = await self._committer.log.get(sent.number)
         self._unanswered = None

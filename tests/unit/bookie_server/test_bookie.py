@@ -8,6 +8,7 @@ from bookie_server.storage.blocks import RUN_ENTRIES_MAX, RUN_FRAMES_BYTES_MAX
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
+from tests.listed import listed
 from tests.unit.bookie_server.storage.support import (
     Answer,
     Machine,
@@ -174,7 +175,7 @@ def test_unknown_ledgers_are_fenced_with_their_key(
         assert end == (OK, -1, -1, True, "")
         assert one.add(7, [0], key=b"secret") is BookieStatus.FENCED
         assert one.add(7, [0], key=b"other", recovery=True) is BookieStatus.UNAUTHORIZED
-        assert one.bookie.list_entries(L) == []
+        assert listed(one.bookie, L) == []
 
 
 def test_a_checkpoint_without_entries_keeps_fence_and_lac(

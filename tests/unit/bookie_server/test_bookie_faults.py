@@ -11,6 +11,7 @@ from bookie_server.storage.ledgers.ledger_storage import LedgerStorage
 from spark_ledger.errors import CorruptionError
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from tests.access import key_status
+from tests.listed import listed
 from tests.unit.bookie_server.storage.support import (
     JOURNAL,
     Answer,
@@ -67,7 +68,7 @@ def test_requests_after_a_journal_failure_change_nothing() -> None:
     machine.settle()
     assert answers == [IO_ERROR] * 4
     assert machine.held(7) == held and machine.lac(7) == -1
-    assert not machine.is_fenced(7) and machine.bookie.list_entries(LedgerId(8)) is None
+    assert not machine.is_fenced(7) and listed(machine.bookie, LedgerId(8)) is None
     assert machine.bookie.append_bytes_in_flight == 0
 
 

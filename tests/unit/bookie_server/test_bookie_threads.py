@@ -32,6 +32,7 @@ from bookie_server.storage.ledgers.write_cache import WriteCache
 from spark_ledger.limits import MIB
 from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, LedgerId
 from tests.access import key_status
+from tests.listed import listed
 from tests.unit.bookie_server.storage.support import (
     BOOKIE_ID,
     JOURNAL,
@@ -294,11 +295,11 @@ def test_flush_in_the_middle_of_a_read_hides_no_entry(between: Between, *, flush
         assert machine.add(L, [2, 5]) is OK
         between.act = machine.bookie.flush
         begin()
-        listed = machine.bookie.list_entries(L)
+        ranges = listed(machine.bookie, L)
         found = machine.bookie.read(L, EntryId(0), EntryId(2), stride=1, max_bytes=MIB)
         end = machine.bookie.end_of_ledger(L, access_key=b"")
         between.stop()
-        assert listed == [(0, 2), (5, 5)]
+        assert ranges == [(0, 2), (5, 5)]
         assert [entry_id for run in found.runs for entry_id in run.ids()] == [0, 1, 2], found
         assert (found.status, end.last_entry) == (OK, 5)
 
@@ -422,7 +423,7 @@ def test_bookie_with_threads_on_a_real_disk_keeps_everything(tmp_path: Path) -> 
     def read_all_the_time(bookie: Bookie) -> None:
         while not stop.is_set():
             for ledger_id in range(4):
-                for first, last in bookie.list_entries(LedgerId(ledger_id)) or []:
+                for first, last in listed(bookie, LedgerId(ledger_id)) or []:
                     outcome = bookie.read(
                         LedgerId(ledger_id), first, last, stride=1, max_bytes=1 << 30
                     )
@@ -451,7 +452,7 @@ def test_bookie_with_threads_on_a_real_disk_keeps_everything(tmp_path: Path) -> 
     assert answers == [(OK, "")] * 400 and not failures
     again = open_bookie(config, post=posted.put, keys=KnownKeys(), on_fatal=failures.append)
     for ledger_id in range(4):
-        assert again.list_entries(LedgerId(ledger_id)) == [(0, 999)]
+        assert listed(again, LedgerId(ledger_id)) == [(0, 999)]
         outcome = again.read(
             LedgerId(ledger_id), EntryId(0), EntryId(999), stride=1, max_bytes=1 << 30
         )

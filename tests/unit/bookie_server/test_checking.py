@@ -14,6 +14,7 @@ from bookie_server.storage.index.lmdb_index import LmdbIndex
 from bookie_server.storage.ledgers.entry_log import block_path
 from spark_ledger.limits import KIB, MIB
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
+from tests.listed import listed
 from tests.unit.bookie_server.storage.support import BOOKIE_ID, Machine, small_config
 
 
@@ -96,7 +97,7 @@ def test_check_tells_a_damaged_block_and_repairs_when_told(
     machine = opened(root)
     outcome = machine.bookie.read(LedgerId(2), EntryId(0), EntryId(29), stride=1, max_bytes=MIB)
     assert (outcome.status, outcome.entry_id) == (BookieStatus.IO_ERROR, 10)
-    assert machine.bookie.list_entries(LedgerId(2)) == [(0, 9), (20, 29)]
+    assert listed(machine.bookie, LedgerId(2)) == [(0, 9), (20, 29)]
     machine.close()
 
 
@@ -113,6 +114,17 @@ def test_check_tells_a_damaged_index_and_a_damaged_journal(
     journal.write_bytes(hurt)
     assert main(["check", str(root / "journal")]) == 1
     assert journal.name in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["journal", "ledgers"])
+def test_check_tells_a_newest_log_that_is_missing(
+    root: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """A start refuses it, so a check that finds nothing would send the operator elsewhere."""
+    newest = max((root / name).glob("journal-*.log"))
+    newest.unlink()
+    assert main(["check", str(root / name)]) == 1
+    assert f"{newest} is missing" in capsys.readouterr().out
 
 
 def test_check_refuses_what_is_in_use_or_no_directory_of_a_bookie(
@@ -151,7 +163,7 @@ def test_damaged_rows_of_the_index_come_back_as_copies_and_others_stay(
     assert (stats.directories[0].bad_ledgers, stats.lacking) == (1, 1)
     outcome = machine.bookie.read(LedgerId(2), EntryId(29), EntryId(29), stride=1, max_bytes=MIB)
     assert outcome.status is BookieStatus.IO_ERROR
-    assert machine.bookie.list_entries(LedgerId(2)) == [] and list(machine.held(4)) == [*range(5)]
+    assert listed(machine.bookie, LedgerId(2)) == [] and list(machine.held(4)) == [*range(5)]
     machine.bookie._storage.compactor.run_once(full=True, paced=False)
     for first, size in ((0, 40), (10, 600), (20, 40)):
         ids = range(first, first + 10)

@@ -26,6 +26,7 @@ from spark_ledger.types import (
 )
 from spark_ledger.wire.frame import access_key_hash
 from spark_ledger.wire.shown_keys import copy_key, hash_as_key
+from tests.listed import listed
 from tests.unit.bookie_server.storage.support import Machine, expected, formatted
 
 OK, UNAUTHORIZED = BookieStatus.OK, BookieStatus.UNAUTHORIZED
@@ -152,12 +153,12 @@ def test_ledger_that_is_being_given_back_is_vouched_for_by_nobody(machine: Machi
     closed(machine)
     busy = BookieStatus.TOO_MANY_REQUESTS
     assert machine.add(7, [0, 1], key=COPIES, recovery=True) is OK
-    assert machine.bookie.list_entries(L) == [(0, 1)]
+    assert listed(machine.bookie, L) == [(0, 1)]
     machine.bookie.giving_back.begin([L])
-    assert machine.bookie.list_entries(L) is None
+    assert listed(machine.bookie, L) is None
     assert machine.add(7, [2], key=COPIES, recovery=True) is busy
     machine.bookie.giving_back.end([L])
-    assert machine.bookie.list_entries(L) == [(0, 1)], "nothing was deleted after all"
+    assert listed(machine.bookie, L) == [(0, 1)], "nothing was deleted after all"
     assert machine.add(7, [2], key=COPIES, recovery=True) is OK
 
 

@@ -12,6 +12,7 @@ from bookie_server.storage.ledgers.entry_log import LOG_HEADER_BYTES, log_ids, l
 from spark_ledger.bookie_api import ReadOutcome
 from spark_ledger.limits import MIB
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
+from tests.listed import listed
 from tests.unit.bookie_server.storage.support import (
     LEDGERS,
     Machine,
@@ -74,7 +75,7 @@ def test_read_returns_the_entries_of_a_range(filled: Machine) -> None:
     assert ids(read(filled, 3, 7)) == [3, 4, 5, 6, 7]
     assert ids(read(filled, 1, 9, stride=3)) == [1, 4, 7]
     assert ids(read(filled, 9, 9)) == [9]
-    assert filled.bookie.list_entries(L) == [(0, 9), (20, 29)]
+    assert listed(filled.bookie, L) == [(0, 9), (20, 29)]
 
 
 def test_read_with_a_stride_returns_the_stripe(filled: Machine) -> None:
@@ -87,7 +88,7 @@ def test_read_with_a_stride_returns_the_stripe(filled: Machine) -> None:
         2,
         [0, 1],
     )
-    assert filled.bookie.list_entries(LedgerId(8)) == [(0, 1), (3, 4), (6, 7)]
+    assert listed(filled.bookie, LedgerId(8)) == [(0, 1), (3, 4), (6, 7)]
 
 
 def test_read_ends_at_the_byte_limit_but_returns_one_entry(filled: Machine) -> None:
@@ -106,7 +107,7 @@ def test_read_of_missing_entries_says_which_is_missing(filled: Machine) -> None:
     assert (outcome.status, outcome.runs) == (BookieStatus.NO_SUCH_ENTRY, [])
     outcome = read(filled, 0, 0, ledger_id=99)
     assert (outcome.status, outcome.runs) == (BookieStatus.NO_SUCH_LEDGER, [])
-    assert filled.bookie.list_entries(LedgerId(99)) is None
+    assert listed(filled.bookie, LedgerId(99)) is None
     end = filled.bookie.end_of_ledger(LedgerId(99), access_key=b"")
     assert end.status is BookieStatus.NO_SUCH_LEDGER
 

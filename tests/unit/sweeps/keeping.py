@@ -26,6 +26,7 @@ from spark_ledger.repair.plan import all_names
 from spark_ledger.repair.status import look
 from spark_ledger.repair.worker import Worker, WorkerConfig
 from spark_ledger.types import BookieId, BookieInfo, BookieStart, LedgerState
+from tests.listed import listed
 from tests.unit.sweeps.base import Operation
 
 _NEW: Final = BookieId("new")
@@ -193,7 +194,7 @@ class RepairALedger(Operation):
         found = await look(client.store)
         ledger = await client.ledger_metadata(self.ledger_id)
         for bookie_id in all_names(ledger) - {self.lost}:
-            held = self.world.bookies[bookie_id].list_entries(self.ledger_id)
+            held = listed(self.world.bookies[bookie_id], self.ledger_id)
             assert held == [(0, 2)], "who is named holds all"
         if outcome == "done" and self.lost in all_names(ledger):
             assert found.marked, "it is left to the next"

@@ -38,11 +38,14 @@ def test_closed_ledgers_that_are_named_elsewhere_go_and_all_others_stay() -> Non
     run_in_virtual_time(main())
 
 
+@pytest.mark.parametrize("ledgers", [2, 9], ids=["few, read one by one", "listed"])
 @pytest.mark.parametrize(("whole", "order"), [(False, ""), (True, ""), (False, "token")])
-def test_pass_that_reads_lists_only_gives_nothing_back(whole: bool, order: str) -> None:
+def test_pass_gives_back_only_daily_or_by_order(whole: bool, order: str, ledgers: int) -> None:
+    """A copy that repair makes is named elsewhere until it is whole: minutes, for a large one."""
+
     async def main() -> None:
         world = World()
-        await world.make(*range(1, 10))
+        await world.make(*range(1, ledgers + 1))
         await world.move(2)
         await world.collector().run_pass(CollectionOrder(token=order), whole=whole)
         assert world.shelf.deleted == ([2] if whole or order else [])

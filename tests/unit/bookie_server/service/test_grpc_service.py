@@ -296,7 +296,7 @@ async def test_calls_that_come_during_a_drain_end_as_those_that_were_there(f: Fi
 @pytest.mark.parametrize(
     "error", [CorruptionError("index /l is damaged"), OSError("disk /l is gone")]
 )
-@pytest.mark.parametrize("method", ["list_entries", "held_ledgers"])
+@pytest.mark.parametrize("method", ["entry_page", "held_ledgers"])
 def test_list_that_cannot_be_read_answers_io_error(
     method: str, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ from spark_ledger.limits import KIB
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire.frame import access_key_hash
+from tests.listed import listed
 
 ROOT = Path("/bookie")
 JOURNAL = ROOT / "journal"
@@ -192,7 +193,7 @@ class Machine:
     def held(self, ledger_id: int) -> dict[int, bytes]:
         """All entries of a ledger with their frames, by list and read."""
         found: dict[int, bytes] = {}
-        for first, last in self.bookie.list_entries(LedgerId(ledger_id)) or []:
+        for first, last in listed(self.bookie, LedgerId(ledger_id)) or []:
             outcome = self.bookie.read(
                 LedgerId(ledger_id), first, last, stride=1, max_bytes=1 << 30
             )

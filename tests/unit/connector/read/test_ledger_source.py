@@ -66,7 +66,7 @@ class Ledger:
         self.last_add_confirmed = len(self.sizes) - 1
 
     def read(self, first: int, last: int) -> list[Entry]:
-        assert last <= self.last_add_confirmed
+        assert 0 <= first <= last <= self.last_add_confirmed
         return [
             Entry(LedgerId(5), EntryId(n), b"", EntryId(n - 1), sum(self.sizes[: n + 1]))
             for n in range(first, last + 1)
@@ -194,6 +194,20 @@ def test_minimum_rows_hold_in_each_trigger_until_the_delay(clock: Clock) -> None
     ledger.sizes += [1]
     clock.now += 60
     assert drain(reader, offset(9)) == [10]
+
+
+def test_lag_counts_the_entries_behind_the_micro_batch(clock: Clock) -> None:
+    ledger = Ledger(1, 1, 1)
+    reader = source(ledger, clock, maxRowsPerTrigger="2")
+    assert reader.newest_offset() == offset(0), "before the first micro-batch nothing is known"
+    assert reader.latest_offset(offset(0), unlimited=False) == offset(2)
+    assert reader.newest_offset() == {**offset(3), "rowsBehind": 1}
+    assert reader.latest_offset(offset(2), unlimited=False) == offset(3)
+    assert reader.newest_offset() == {**offset(3), "rowsBehind": 0}
+    behind = source(Ledger(1), clock)
+    behind.pin_target()
+    assert behind.latest_offset(offset(4), unlimited=False) == offset(4)
+    assert behind.newest_offset() == {**offset(1), "rowsBehind": 0}, "a server that lags"
 
 
 def test_plan_has_as_many_partitions_as_the_bytes_of_its_range_need(clock: Clock) -> None:

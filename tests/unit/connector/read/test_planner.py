@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from connector.options import TriggerLimits
-from connector.read.planner import has_rows, trigger_end
+from connector.read.planner import Backlog, has_rows, shared_ends, trigger_end
 from spark_ledger.limits import MIB
 from spark_ledger.stream.model import Segment
 from spark_ledger.stream.ranges import ranges_between
@@ -59,6 +59,48 @@ def test_trigger_end_takes_whole_entries() -> None:
     assert trigger_end(made, Dlsn(0, 1, 2), TriggerLimits(max_rows=4)) == Dlsn(1)
     assert trigger_end(made, Dlsn(0), TriggerLimits()) == Dlsn(2)
     assert trigger_end([], Dlsn(2), TriggerLimits(max_rows=1)) == Dlsn(2)
+
+
+def backlog(made: list[Segment], start: Dlsn) -> Backlog:
+    return Backlog(start, Dlsn(len(made)), lambda at: segments_from(made, at))
+
+
+def rows_to(made: list[Segment], position: Dlsn) -> int:
+    return sum(part.rows for part in ranges_between(commits(*made), Dlsn(0), position))
+
+
+@settings(max_examples=150, deadline=None)
+@given(several=st.lists(streams, min_size=1, max_size=4), max_rows=st.integers(1, 20))
+def test_shared_limit_is_kept_used_up_and_reaches_all_ends(
+    several: list[list[tuple[int, ...]]], max_rows: int
+) -> None:
+    made = [[segment(n, rows) for n, rows in enumerate(entries)] for entries in several]
+    at = [Dlsn(0)] * len(made)
+    while any(position < Dlsn(len(one)) for one, position in zip(made, at, strict=True)):
+        backlogs = [backlog(one, position) for one, position in zip(made, at, strict=True)]
+        ends = shared_ends(backlogs, TriggerLimits(max_rows=max_rows))
+        taken = [
+            rows_to(one, end) - rows_to(one, start)
+            for one, start, end in zip(made, at, ends, strict=True)
+        ]
+        entries = sum(
+            part.end[0] - part.start[0]
+            for one, start, end in zip(made, at, ends, strict=True)
+            for part in ranges_between(commits(*one), start, end)
+        )
+        assert entries >= 1
+        assert sum(taken) <= max_rows or entries == 1
+        for one, end in zip(made, ends, strict=True):
+            if end < Dlsn(len(one)):
+                following = one[end.segment].entry_rows[end.entry]
+                assert sum(taken) + following > max_rows, "an entry that fits is taken"
+        at = ends
+
+
+def test_rest_of_a_shared_limit_goes_to_who_has_an_entry_of_its_size() -> None:
+    made = [[segment(0, (3, 3))], [segment(0, (4, 4))], [segment(0, (10,))]]
+    ends = shared_ends([backlog(one, Dlsn(0)) for one in made], TriggerLimits(max_rows=12))
+    assert ends == [Dlsn(1), Dlsn(0, 1), Dlsn(0)], "six, four and none; two are left"
 
 
 def test_has_rows_counts_from_the_start() -> None:

@@ -156,6 +156,19 @@ def test_query_follows_a_stream_that_grows(cluster: Cluster) -> None:
         assert query.trigger() == [row]
 
 
+def test_query_keeps_no_commit_that_it_has_passed(cluster: Cluster) -> None:
+    stream = cluster.create(*range(5))
+    query = Query(options={"maxRowsPerTrigger": "2"})
+    source = query.reader._source
+    assert isinstance(source, stream_source.StreamSource)
+    held = []
+    for row in range(5, 10):
+        stream.append(table(row))
+        assert query.trigger()
+        held.append(source._commits.memory_bytes)
+    assert held[-1] == 0 and max(held) == held[0], held
+
+
 def test_query_from_latest_misses_no_row_before_its_first_micro_batch(cluster: Cluster) -> None:
     stream = cluster.create(1)
     query = Query(options={"startingPosition": "latest"})
@@ -258,6 +271,38 @@ def test_later_action_on_a_deleted_stream_fails_and_gives_no_old_rows(
         list(copied(reader).read(copied(partition)))
     lenient = LedgerBatchReader(to_read(False, **LENIENT), ROWS)
     assert values(lenient.read(copied(partition))) == []
+
+
+def test_every_question_after_the_stream_was_made_again_is_loss(cluster: Cluster) -> None:
+    for ask in (
+        LedgerStreamReader.prepareForTriggerAvailableNow,
+        LedgerStreamReader.reportLatestOffset,
+    ):
+        cluster.create(1)
+        query = Query()
+        cluster.create(11)
+        with pytest.raises(DataLossError, match="the position of the query belongs to the former"):
+            ask(query.reader)
+
+
+def test_question_to_a_stream_made_again_is_repeated_after_an_outage(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.create(1)
+    query = Query(options=LENIENT)
+    assert query.trigger() == [1]
+    cluster.create(11)
+    ask, failures = stream_source.StreamSource.latest_offset, [1, 2]
+
+    def away_at_first(self: Any, start: Any, *, unlimited: bool) -> Any:
+        if self.stream_id == cluster.stream().config.stream_id and failures:
+            failures.pop()
+            raise RetryableError("no metadata server answers")
+        return ask(self, start, unlimited=unlimited)
+
+    monkeypatch.setattr(stream_source.StreamSource, "latest_offset", away_at_first)
+    assert query.trigger() == [11]
+    assert not failures
 
 
 def test_restarted_query_of_a_stream_made_again_ends_or_starts_at_its_earliest(

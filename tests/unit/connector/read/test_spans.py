@@ -207,6 +207,35 @@ def test_span_whose_rows_are_gone_fails_or_goes_on_behind_them(cluster: Cluster)
     assert rows_of(partitions, failOnDataLoss="false") == []
 
 
+def test_span_goes_on_behind_a_truncation_and_then_ends_at_real_loss(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, calls = Stream.read_commits, list[Dlsn]()
+
+    def counted(self: Stream, commits: range, start: Dlsn, end: Dlsn, **options: object):  # type: ignore[no-untyped-def]
+        calls.append(start)
+        assert len(calls) < 20, "what is lost is asked for again and again"
+        return read(self, commits, start, end, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Stream, "read_commits", counted)
+    made = cluster.create()
+    lost = []
+    for row in range(60):
+        if row in (3, 20):  # each in a ledger of its own
+            lost.append(cluster.stream().append(table(row)).segments[0].ledger_id)
+        else:
+            made.append(table(row))
+    partitions = planned(startingPosition="earliest")
+    for ledger_id in lost:
+        cluster._ledgers.ledgers.pop(ledger_id)
+    made.retention.truncate(Dlsn(20))
+    with pytest.raises(DataLossError, match="segment 20"):
+        rows_of(partitions, failOnDataLoss="false")
+    made.retention.truncate(Dlsn(21))
+    left = [0, 1, 2, *range(21, 60)]  # what was truncated is read as long as it is there
+    assert rows_of(partitions, failOnDataLoss="false") == left
+
+
 def test_memory_for_commits_that_the_driver_keeps_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -69,6 +69,7 @@ def test_initial_offset_is_the_starting_position(stream: FakeStream) -> None:
         '{"segment": 0, "entry": 2, "slot": 1}': offset(0, 2, slot=1),
         '{"segment": 0, "entry": 0, "slot": 3}': offset(0, 1),
         '{"segment": 0, "entry": 2, "slot": 3}': offset(1),
+        '{"segment": 0, "entry": 3}': offset(1),
         '{"segment": 0, "entry": 9}': offset(1),
         '{"segment": 3}': offset(3),
     }.items():

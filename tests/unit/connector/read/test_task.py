@@ -47,6 +47,7 @@ def batch(rows: int, size: int = 8) -> pa.RecordBatch:
         ([(10, 8)] * 5, [50]),
         ([(1, 600 * KIB)] * 4, [2, 2]),
         ([(8, MIB)], [1] * 8),
+        ([(9, 500 * KIB), (1, 8)], [2, 2, 2, 2, 1, 1]),
         ([(1, 8), (8, MIB), (1, 8)], [1, *[1] * 8, 1]),
         ([], []),
     ],
@@ -171,6 +172,9 @@ def test_lost_rows_that_were_not_truncated_always_fail(monkeypatch: pytest.Monke
 class FlakyStream(FakeStream):
     """Fails now and then; delivers two entries of three rows for each segment, in pieces."""
 
+    segments: ClassVar[tuple[int, ...]] = (1,)
+    """Those behind the first."""
+
     def __init__(self, failures: list[int]) -> None:
         super().__init__()
         self.failures = failures
@@ -194,15 +198,15 @@ class FlakyStream(FakeStream):
                 yield PositionedBatch(Dlsn(number, entry, start), LedgerId(1), 0, 1000, batch)
 
 
-def flaky(monkeypatch: pytest.MonkeyPatch, failures: list[int]) -> list[int | None]:
-    monkeypatch.setattr(
-        sessions, "present_stream", lambda options, name, stream_id: FlakyStream(failures)
-    )
+def flaky(
+    monkeypatch: pytest.MonkeyPatch, failures: list[int], made: type[FlakyStream] = FlakyStream
+) -> list[int | None]:
+    monkeypatch.setattr(sessions, "present_stream", lambda options, name, stream_id: made(failures))
     monkeypatch.setattr(retry, "RETRY_PAUSES_S", (0.0,))
     options = read_options({"metadata": "zk://h/l", "stream": "s"}, streaming=True)
     ranges = (
         SegmentRange(make_segment(0, (3, 3)), (0, 1), (2, 0), 0, 0),
-        SegmentRange(make_segment(1, (3, 3)), (0, 0), (2, 0), 0, 0),
+        *(SegmentRange(make_segment(n, (3, 3)), (0, 0), (2, 0), 0, 0) for n in made.segments),
     )
     batches = read_partition(options, SCHEMA, StreamPartition("id", Plan(ranges, 0)))
     return pa.Table.from_batches(batches, read_schema(SCHEMA)).column("a").to_pylist()
@@ -215,6 +219,25 @@ def test_stream_read_after_outages_loses_and_doubles_nothing(
     wanted = [1, 2, 10, 11, 12, 100, 101, 102, 110, 111, 112]
     assert flaky(monkeypatch, [delivered]) == wanted
     assert flaky(monkeypatch, [delivered, 0, 1, 0]) == wanted
+
+
+class SkippingStream(FlakyStream):
+    """A condition skips all segments but the last and the one before it."""
+
+    segments = (1, 2, 3)
+
+    def read_ranges(self, ranges: Any, **how: Any) -> Iterator[PositionedBatch]:
+        left = [part for part in ranges if part.segment.number >= 2]
+        return super().read_ranges(left, **how)
+
+
+@pytest.mark.parametrize("delivered", range(9))
+def test_outage_behind_segments_that_were_skipped_doubles_nothing(
+    monkeypatch: pytest.MonkeyPatch, delivered: int
+) -> None:
+    wanted = [100 * n + 10 * entry + row for n in (2, 3) for entry in (0, 1) for row in (0, 1, 2)]
+    assert flaky(monkeypatch, [delivered], SkippingStream) == wanted
+    assert flaky(monkeypatch, [delivered, 0, 1, 0], SkippingStream) == wanted
 
 
 def test_stream_read_through_many_outages_counts_each_from_its_own_begin(
@@ -280,6 +303,7 @@ class FakeReader:
 
     def read_batches(self, first: int, last: int, *, unconfirmed: bool, replica_hint: int) -> Any:
         assert unconfirmed, "the driver vouches for them"
+        assert first <= last, "what is read is not read again"
         for low in range(first, last + 1, 3):
             ids = map(EntryId, range(low, min(low + 3, last + 1)))
             yield EntryBatch.of([Entry(LedgerId(5), n, b"%d" % n, n, n) for n in ids])
@@ -307,6 +331,8 @@ class FlakyReader(FakeReader):
                 raise BookieUnavailableError("all replicas are down")
             budget -= len(batch)
             yield batch
+        if budget == 0:
+            raise BookieUnavailableError("behind the last entry")
 
 
 def raw_ids(monkeypatch: pytest.MonkeyPatch, failures: list[int]) -> list[int | None]:

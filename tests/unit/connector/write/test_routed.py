@@ -110,6 +110,31 @@ def test_stream_made_again_between_two_attempts_is_no_silent_loss(
     assert [cluster.rows(name) for name in "xy"] == [[1, 3], [4]]
 
 
+def test_new_sink_name_is_checked_in_every_stream_of_the_micro_batch(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [("x", 1), ("y", 2)]
+    micro_batch(monkeypatch, 0, rows)
+    cluster.create(name="x")
+    with pytest.raises(ConflictError, match=r"'y': this query has committed micro-batch 0 without"):
+        micro_batch(monkeypatch, 0, rows, run="later", sinkId="new")
+    assert [cluster.rows(name) for name in "xy"] == [[], [2]]
+
+
+def test_rival_run_is_refused_though_lost_rows_may_be_left_out(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lenient = {"failOnDataLoss": "false"}
+    both = [("x", 1), ("y", 2)]
+    micro_batch(monkeypatch, 4, both, run="a", **lenient)
+    micro_batch(monkeypatch, 4, both, run="b", **lenient)
+    micro_batch(monkeypatch, 5, [("x", 3)], run="b", **lenient)
+    for rows, sentence in ((both, "to 1 of these 2 streams"), ([("x", 3)], "another run")):
+        with pytest.raises(ConflictError, match=sentence):
+            micro_batch(monkeypatch, 5, rows, run="a", **lenient)
+    assert [cluster.rows(name) for name in "xy"] == [[1, 3], [2]]
+
+
 def test_stream_made_again_while_rows_are_written_is_refused(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +205,24 @@ def test_rows_of_a_task_that_failed_are_in_no_stream(
         writer.write(ends_early())
     micro_batch(monkeypatch, 0, rows)
     assert [cluster.rows(name) for name in "xyz"] == [[1], [2], [3]]
+
+
+def test_new_columns_of_routed_rows_come_to_each_stream_that_lacks_them(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.create(1, name="x")
+    wider = StructType([*ROUTED.fields, StructField("b", LongType())])
+    rows = pa.table({"topic": ["x", "y", "x"], "a": [2, 3, 4], "b": [20, 30, None]})
+    monkeypatch.setattr(routed, "TaskContext", Task())
+    with pytest.raises(SchemaMismatchError, match="'b'"):
+        RoutedStreamWriter(options(), wider, overwrite=False).write(iter(rows.to_batches()))
+    writer = RoutedStreamWriter(options(mergeSchema="true"), wider, overwrite=False)
+    message = copied(writer).write(iter(rows.to_batches()))
+    assert cluster.stream("x").schema.names == ["a"], "they come with the commit"
+    writer.commit(copied([message]), 0)
+    found = {name: pa.Table.from_batches(cluster.stream(name).read()) for name in "xy"}
+    assert found["x"].to_pydict() == {"a": [1, 2, 4], "b": [None, 20, None]}
+    assert found["y"].to_pydict() == {"a": [3], "b": [30]}
 
 
 def test_unknown_stream_is_refused_where_none_may_be_created(

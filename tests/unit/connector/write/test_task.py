@@ -24,9 +24,11 @@ from spark_ledger.errors import (
     BookieUnavailableError,
     ConfigurationError,
     EnsembleLostError,
+    LedgerClosedError,
     LedgerError,
     LedgerTakenOverError,
     NotEnoughBookiesError,
+    OutcomeUnknownError,
     SchemaMismatchError,
 )
 from spark_ledger.stream.model import Segment
@@ -127,7 +129,14 @@ def write() -> tuple[Segment, ...]:
 @pytest.mark.parametrize("call", [-1, 0, 1, 3])
 @pytest.mark.parametrize(
     "kind",
-    [BookieUnavailableError, NotEnoughBookiesError, EnsembleLostError, LedgerTakenOverError],
+    [
+        BookieUnavailableError,
+        NotEnoughBookiesError,
+        EnsembleLostError,
+        LedgerTakenOverError,
+        LedgerClosedError,
+        OutcomeUnknownError,
+    ],
 )
 def test_write_segments_after_transient_errors_writes_all_rows_again(
     writer: FakeWriter, call: int, kind: type[LedgerError]

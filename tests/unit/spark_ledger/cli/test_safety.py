@@ -13,7 +13,7 @@ from spark_ledger.cli.show.zones import Safety
 from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.metadata.cluster import set_placement
 from spark_ledger.metadata.memory import MemoryMetadataStore
-from spark_ledger.transport.base import Transport
+from spark_ledger.transport.base import FIRST_ENTRY, ListedEntries, Transport
 from spark_ledger.transport.memory import MemoryTransport
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId, PlacementPolicy
 from tests.unit.spark_ledger.cli.conftest import Run
@@ -123,10 +123,15 @@ def test_ledger_that_is_repaired_while_it_is_looked_at_is_counted_as_it_is_then(
 
         class Late(MemoryTransport):
             async def list_entries(
-                self, bookie_id: BookieId, ledger_id: LedgerId, *, timeout_s: float
-            ) -> tuple[BookieStatus, list[tuple[EntryId, EntryId]]]:
+                self,
+                bookie_id: BookieId,
+                ledger_id: LedgerId,
+                first: EntryId = FIRST_ENTRY,
+                *,
+                timeout_s: float,
+            ) -> ListedEntries:
                 await repairers.passes(200)
-                return await super().list_entries(bookie_id, ledger_id, timeout_s=timeout_s)
+                return await super().list_entries(bookie_id, ledger_id, first, timeout_s=timeout_s)
 
         transport = Late(world.alive)
         standing = await survey(MemoryMetadataStore(world.tree), transport, lambda _: None)
@@ -144,11 +149,11 @@ def test_deleted_ledger_is_not_counted() -> None:
 
         class Late:
             async def list_entries(
-                self, bookie_id: BookieId, ledger_id: LedgerId, *, timeout_s: float
-            ) -> tuple[BookieStatus, list[tuple[EntryId, EntryId]]]:
+                self, bookie_id: BookieId, ledger_id: LedgerId, *_: object, timeout_s: float
+            ) -> ListedEntries:
                 if bookie_id == "b0":
                     await client.delete_ledger(ledger_id)
-                return BookieStatus.NO_SUCH_LEDGER, []
+                return ListedEntries(BookieStatus.NO_SUCH_LEDGER, [])
 
         late = cast(Transport, Late())
         standing = await survey(MemoryMetadataStore(world.tree), late, lambda _: None)

@@ -13,7 +13,7 @@ from spark_ledger.cli.verify import BookieCopies, Verified, verify
 from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.metadata.ledgers import LedgerStore, ledger_path
 from spark_ledger.metadata.memory import MemoryMetadataStore
-from spark_ledger.transport.base import ReadChunk, Transport
+from spark_ledger.transport.base import ListedEntries, ReadChunk, Transport
 from spark_ledger.transport.memory import MemoryTransport
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
 from tests.unit.spark_ledger.cli.conftest import Run
@@ -113,9 +113,11 @@ def test_ids_that_no_bookie_holds_are_not_asked_for() -> None:
     asked: list[int] = []
 
     class Counted(MemoryTransport):
-        async def list_entries(self, bookie_id: BookieId, ledger_id: LedgerId, **more: Any) -> Any:
+        async def list_entries(
+            self, bookie_id: BookieId, ledger_id: LedgerId, *words: Any, **more: Any
+        ) -> Any:
             asked.append(ledger_id)
-            return await super().list_entries(bookie_id, ledger_id, **more)
+            return await super().list_entries(bookie_id, ledger_id, *words, **more)
 
         async def list_ledgers(self, bookie_id: BookieId, first: LedgerId, **more: Any) -> Any:
             asked.append(-1)
@@ -229,7 +231,7 @@ def test_busy_bookie_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
             async def list_entries(self, *words: Any, **more: Any) -> Any:
                 refusals[0] -= 1
                 if refusals[0] >= 0:
-                    return BookieStatus.TOO_MANY_REQUESTS, []
+                    return ListedEntries(BookieStatus.TOO_MANY_REQUESTS, [])
                 return await transport.list_entries(*words, **more)
 
             async def read(self, *words: Any, **more: Any) -> Any:

@@ -172,3 +172,40 @@ def test_closed_connection_refuses_every_call_in_one_sentence() -> None:
     connection.close()
     with pytest.raises(LedgerClosedError, match="connect again"):
         connection.list_ledgers()
+
+
+class LooksAtItsLock(BlockingWriter):
+    """Its inbox is looked at and changed by whoever holds the lock, and by nobody else."""
+
+    GUARDED = ("_inbox", "_inbox_completions")
+    COUNTED = (*GUARDED, "_inbox_bytes", "_last_add_pushed", "_length")
+    is_made = False
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name in LooksAtItsLock.GUARDED:
+            assert self._lock.locked(), f"{name} is looked at without the lock"
+        return found
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if self.is_made and name in self.COUNTED:
+            assert self._lock.locked(), f"{name} is changed without the lock"
+        super().__setattr__(name, value)
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_both_sides_of_the_inbox_hold_its_lock(writer: Writer, is_refused: bool) -> None:
+    """Else an entry is stored twice, or waits until the next one: once in a million appends."""
+    errors: list[object] = []
+    portal = BlockingPortal.get()
+    portal.loop.call_soon_threadsafe(
+        portal.loop.set_exception_handler, lambda _loop, seen: errors.append(seen)
+    )
+    blocking = LooksAtItsLock(portal, cast(LedgerWriter, writer))
+    blocking.is_made = True
+    writer.refusal = FencedError("taken over") if is_refused else None
+    futures: list[Any] = [blocking.append_async(b"x"), blocking.append_many_async([b"y", b"z"])]
+    found = [future.exception(10) for future in futures]
+    portal.loop.call_soon_threadsafe(portal.loop.set_exception_handler, None)
+    assert [isinstance(error, FencedError) for error in found] == [is_refused] * 2
+    assert errors == []

@@ -1,15 +1,24 @@
-"""Connecting: what was opened on the way is closed, whatever ends the attempt."""
+"""Connecting, and closing: what was opened on the way is closed, and nothing goes on behind."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from spark_ledger.client import ledger_client
 from spark_ledger.client.ledger_client import LedgerClient
-from spark_ledger.errors import LedgerClosedError, MetadataUnavailableError
+from spark_ledger.errors import (
+    ConfigurationError,
+    LedgerClosedError,
+    LedgerError,
+    MetadataUnavailableError,
+)
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
+from spark_ledger.transport import grpc_aio
+from tests.unit.spark_ledger.client.test_callers_that_leave import hold
+from tests.unit.spark_ledger.client.world import World, run_virtually
 
 
 @pytest.mark.parametrize("ends_by", ["cancellation", "timeout", "error"])
@@ -54,3 +63,59 @@ def test_connect_that_does_not_succeed_closes_the_session(
         assert asyncio.all_tasks() == {asyncio.current_task()}, "and nothing goes on behind"
 
     asyncio.run(main())
+
+
+def test_connect_where_there_can_be_no_transport_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in a forked child. It went on following the bookies, and logged that it could not."""
+
+    async def main() -> None:
+        store = MemoryMetadataStore()
+
+        async def open_store(_uri: str, **_options: object) -> MemoryMetadataStore:
+            return store
+
+        monkeypatch.setattr(ledger_client, "open_store", open_store)
+        monkeypatch.setattr(grpc_aio, "_used_in_process", 1)
+        with pytest.raises(ConfigurationError, match="does not survive a fork"):
+            await LedgerClient.connect("zk://h/x")
+        with pytest.raises(LedgerClosedError):
+            await store.get("x")
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
+
+
+async def silent(*_args: object, **_options: object) -> Any:
+    await asyncio.sleep(1000.0)
+
+
+def test_closed_client_leaves_nothing_behind() -> None:
+    """Not its view of the bookies, nor questions to silent ones, nor ledgers left to be closed."""
+
+    async def test(world: World) -> None:
+        before, kept = asyncio.all_tasks(), len(world.tree.children("owners"))
+        client = await world.client()
+        left = await client.create_ledger()
+        await left.append(b"x")
+        client.close_later(left.ledger_id)
+        writer = await client.create_ledger()
+        hold(world)
+        append = writer.append_nowait(b"in flight")
+        client.context.transport.describe = silent  # type: ignore[method-assign]
+        for name in world.bookies:
+            client.context.suspect(name)
+        creating = asyncio.ensure_future(client.create_ledger())
+        await asyncio.sleep(0.1)
+        assert not creating.done(), "it asks bookies that were suspected whether they are back"
+        await client.close()
+        ended = await asyncio.wait_for(
+            asyncio.gather(append, creating, return_exceptions=True), 0.01
+        )
+        assert all(isinstance(error, LedgerError) for error in ended)
+        assert asyncio.all_tasks() == before
+        assert len(world.tree.children("owners")) == kept, "the keeper is told at once"
+        await client.close()
+
+    run_virtually(test)

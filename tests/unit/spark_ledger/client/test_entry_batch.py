@@ -172,6 +172,7 @@ def test_between_is_the_entries_of_that_range(
     low, high = sorted((data.draw(index), data.draw(index)))
     cut = batch.between(FIRST + low * stride, FIRST + high * stride)
     assert cut == entries[low : high + 1]
+    assert list(cut.entry_ids) == [entry.entry_id for entry in entries[low : high + 1]]
     cut = batch.between(FIRST + low * stride, FIRST + high * stride)
     assert cut.payloads().to_pylist() == [entry.payload for entry in entries[low : high + 1]]
     assert cut.payload_bytes == sum(sizes[low : high + 1])

@@ -6,7 +6,12 @@ import asyncio
 
 import pytest
 
-from spark_ledger.errors import LedgerClosedError, LedgerError, MetadataUnavailableError
+from spark_ledger.errors import (
+    LedgerClosedError,
+    LedgerError,
+    MetadataRestoredError,
+    MetadataUnavailableError,
+)
 from spark_ledger.keeper.passes import run_passes
 from tests.unit.virtual_time import run_in_virtual_time
 
@@ -66,6 +71,19 @@ def test_passes_after_a_bug_raise_it() -> None:
         passes = Passes(AssertionError("ours"), None)
         with pytest.raises(AssertionError, match="ours"):
             await passes.run()
+
+    run_in_virtual_time(main())
+
+
+def test_passes_after_a_restore_end_and_say_so() -> None:
+    """What they remember is of another history: a process that went on would do nothing for ever,
+    or what nobody should."""
+
+    async def main() -> None:
+        passes = Passes(MetadataRestoredError("went back"), None)
+        with pytest.raises(MetadataRestoredError, match="went back"):
+            await passes.run()
+        assert not passes.errors
 
     run_in_virtual_time(main())
 

@@ -14,6 +14,7 @@ from spark_ledger.repair.nodes import PRIORITIES, mark_root
 from spark_ledger.repair.plan import final_fragments, lane_copies
 from spark_ledger.repair.worker import Worker, WorkerConfig
 from spark_ledger.types import BookieId, LedgerId
+from tests.listed import listed
 from tests.unit.spark_ledger.client.world import World
 from tests.unit.spark_ledger.keeper.world import Clock
 
@@ -78,7 +79,7 @@ async def lacking(world: World, client: LedgerClient, ledger_id: int) -> list[tu
     found: list[tuple[int, int, str]] = []
     for fragment in final_fragments(ledger):
         for index, bookie_id in enumerate(fragment.bookies):
-            held = world.bookies[bookie_id].list_entries(LedgerId(ledger_id)) or []
+            held = listed(world.bookies[bookie_id], LedgerId(ledger_id)) or []
             lanes = lane_copies(ledger, fragment, index, lost=())
             wanted = {e for each in lanes for e in range(each.first, each.last + 1, each.stride)}
             if bookie_id in world.alive:

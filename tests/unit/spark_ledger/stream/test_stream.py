@@ -257,6 +257,29 @@ def test_position_ahead_of_our_metadata_server_is_waited_for() -> None:
     run(scenario())
 
 
+def test_read_and_look_up_behind_a_late_watch_see_what_others_did(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A handle that follows the head has the last one; word of the next is on its way."""
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await new(ledgers)
+        reader = await another(ledgers)[1].open("s")
+        monkeypatch.setattr(reader._watch, "invalidate", lambda: None)
+        await stream.append(table(0, 2), sink_id="q", transaction_id=1)
+        assert (await reader.wait_for_commit(after_segment=0, timeout_s=0)).rows == 2
+        await stream.append(table(2))
+        assert (await reader.head()).rows == 2, "it knows no newer one"
+        assert await numbers(reader.read()) == [0, 1, 2]
+        assert await numbers(reader.read("earliest", Dlsn(2))) == [0, 1, 2]
+        await stream.append(table(3), overwrite=True)
+        assert await reader.position_of("q", 1) == Dlsn(2), "the first row that is left"
+        await reader.close()
+
+    run(scenario())
+
+
 def test_tail_delivers_what_comes_and_ends_when_idle() -> None:
     async def scenario() -> None:
         ledgers = FakeLedgers()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
 import pyarrow as pa
 import pytest
 
@@ -12,7 +16,7 @@ from spark_ledger.errors import (
 )
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers, FakeWriter
 from tests.unit.spark_ledger.stream.test_segment_writer import new_stream, rows_of
-from tests.unit.spark_ledger.stream.world import run, table
+from tests.unit.spark_ledger.stream.world import numbers, run, table
 
 
 def test_finish_after_failed_write_is_refused() -> None:
@@ -105,5 +109,62 @@ def test_abandon_drops_rows_that_are_held() -> None:
         await writer.write(table(7))
         assert rows_of(ledgers, stream, await writer.finish()) == [7]
         await writer.close()
+
+    run(scenario())
+
+
+async def cancelled_after(turns: int, work: Coroutine[Any, Any, Any]) -> bool:
+    """Whether the work was still under way when its caller left, so many turns of the loop on."""
+    task = asyncio.ensure_future(work)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    return task.cancelled()
+
+
+@pytest.mark.parametrize("step", ["write", "seal"])
+def test_micro_batch_whose_caller_leaves_anywhere_is_whole_or_refused(step: str) -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await new_stream(ledgers)
+        left, turns = True, 0
+        while left:
+            turns += 1
+            writer = stream.writer()
+            if step == "write":
+                left = await cancelled_after(turns, writer.write(table(0, 300)))
+            else:
+                await writer.write(table(0, 300))
+                await writer.write(table(300))
+                left = await cancelled_after(turns, writer.seal())
+            if left:
+                with pytest.raises(RetryableError, match="write all of it again"):
+                    await writer.seal()
+            elif step == "write":
+                assert rows_of(ledgers, stream, await writer.finish()) == list(range(300))
+            await writer.write(table(7))
+            assert rows_of(ledgers, stream, await writer.finish()) == [7]
+            await writer.close()
+        assert turns > 1, "it was left at least once"
+
+    run(scenario())
+
+
+def test_append_whose_caller_leaves_anywhere_gives_no_rows_to_the_next() -> None:
+    async def scenario() -> None:
+        stream = await new_stream(FakeLedgers())
+        whole, left, turns = list(range(300)), True, 0
+        before = 0
+        while left:
+            turns += 1
+            data = iter([table(0, 200), table(200, 100)])
+            left = await cancelled_after(turns, stream.append(data))
+            await stream.append(iter([table(7)]))
+            found = (await numbers(stream.read()))[before:]
+            assert found in ([7], [*whole, 7])
+            before += len(found)
+        assert found == [*whole, 7] and turns > 2
+        await stream.close()
 
     run(scenario())

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from spark_ledger.errors import DataLossError
+from spark_ledger.errors import DataLossError, DigestMismatchError
 from spark_ledger.limits import KIB
 from spark_ledger.limits.entries import READ_CHUNK_BYTES_TARGET
 from spark_ledger.limits.stream import READ_WINDOW_BYTES_MAX, READ_WINDOW_BYTES_MIN
@@ -22,7 +22,7 @@ from spark_ledger.stream.windows import (
     windows,
 )
 from spark_ledger.types import Entry, EntryId, LedgerId
-from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
+from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers, FakeReader
 from tests.unit.spark_ledger.stream.test_reader import build, places, whole
 from tests.unit.spark_ledger.stream.world import another, numbers, run, table
 
@@ -149,21 +149,35 @@ def test_windows_are_read_ahead_of_the_consumer_but_not_without_bound(
     run(scenario())
 
 
-def test_rows_before_a_lost_ledger_are_delivered() -> None:
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_rows_before_a_lost_or_damaged_ledger_are_delivered(
+    monkeypatch: pytest.MonkeyPatch, is_damaged: bool
+) -> None:
     async def scenario() -> None:
         ledgers = FakeLedgers()
         stream = await interleaved(ledgers, 20, 3, random.Random(2))
         commits = await stream.commits(0, 20)
         segments = [segment for commit in commits for segment in commit.segments]
         lost = segments[len(segments) // 2].ledger_id
-        del ledgers.ledgers[lost]
+        if is_damaged:
+            entry = FakeReader._entry
+
+            def damaged(self: FakeReader, entry_id: int) -> Entry:
+                if self._ledger.ledger_id == lost:
+                    raise DigestMismatchError(f"ledger {lost}: no copy is undamaged")
+                return entry(self, entry_id)
+
+            monkeypatch.setattr(FakeReader, "_entry", damaged)
+        else:
+            del ledgers.ledgers[lost]
         kept = 0
         for segment in segments:
             if segment.ledger_id == lost:
                 break
             kept += segment.rows
         found: list[int] = []
-        with pytest.raises(DataLossError, match=f"ledger {lost}"):
+        kind = DigestMismatchError if is_damaged else DataLossError
+        with pytest.raises(kind, match=f"ledger {lost}"):
             async for batch in (await another(ledgers)[1].open("s")).read():
                 found += [row["n"] for row in batch.to_pylist()]
         assert found == list(range(kept)) and kept > 0

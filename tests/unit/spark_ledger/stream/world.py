@@ -19,7 +19,8 @@ from spark_ledger.stream.commit.commit_log import CommitLog
 from spark_ledger.stream.manifest import tree
 from spark_ledger.stream.manifest.format import decode_root
 from spark_ledger.stream.manifest.tree import ManifestRoot, Page
-from spark_ledger.stream.model import UNPLACED, Segment
+from spark_ledger.stream.model import UNPLACED, Head, Segment
+from spark_ledger.stream.nodes import StreamNodes
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import EntryId, LedgerId, LedgerMetadata, Versioned
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
@@ -89,6 +90,21 @@ class Faults:
 
     def count(self, name: str) -> int:
         return sum(1 for called, _ in self.calls if called == name)
+
+
+def lagging_heads(monkeypatch: pytest.MonkeyPatch, reads: int, *names: str) -> None:
+    """A metadata server that lags: the next so many reads of the head of each of these streams, or
+    of any, find it as at the first."""
+    read = StreamNodes.head
+    known: dict[str, list[Versioned[Head]]] = {}
+
+    async def old(self: StreamNodes) -> Versioned[Head]:
+        if self.head_path not in known:
+            known[self.head_path] = reads * [await read(self)]
+        left = known[self.head_path] if not names or self.name in names else None
+        return left.pop() if left else await read(self)
+
+    monkeypatch.setattr(StreamNodes, "head", old)
 
 
 class Deletions:

@@ -75,7 +75,7 @@ def test_questions_answered_with_nonsense_are_io_errors() -> None:
             told = await transport.write_last_confirmed(BOOKIE, LEDGER, EntryId(0), timeout_s=5)
             assert told is BookieStatus.IO_ERROR
             listed = await transport.list_entries(BOOKIE, LEDGER, timeout_s=5)
-            assert listed == (BookieStatus.IO_ERROR, [])
+            assert listed == (BookieStatus.IO_ERROR, [], None)
             ledgers = await transport.list_ledgers(BOOKIE, LEDGER, timeout_s=5)
             assert ledgers == (BookieStatus.IO_ERROR, [])
             with pytest.raises(BookieUnavailableError, match="answer is malformed"):
@@ -93,6 +93,34 @@ def test_ledgers_that_do_not_ascend_are_nonsense(ids: tuple[int, ...]) -> None:
         async with talking_nonsense(answer.SerializeToString()) as transport:
             listed = await transport.list_ledgers(BOOKIE, LEDGER, timeout_s=5)
             assert listed == (BookieStatus.IO_ERROR, [])
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("following", [-3, 4, 5])
+def test_page_that_leads_back_is_nonsense(following: int) -> None:
+    """Whoever asks for the next page would ask for ever."""
+    answer = pb.ListEntriesResponse(next_entry=following)
+
+    async def main() -> None:
+        async with talking_nonsense(answer.SerializeToString()) as transport:
+            listed = await transport.list_entries(BOOKIE, LEDGER, EntryId(5), timeout_s=5)
+            assert listed == (BookieStatus.IO_ERROR, [], None)
+
+    asyncio.run(main())
+
+
+def test_bookie_of_a_former_version_lists_all_entries_at_once() -> None:
+    """It begins with the first entry, whatever it is asked, and names no next page."""
+    ranges = [pb.EntryRange(first_entry=n, last_entry=n + 3) for n in (0, 5, 10)]
+    answer = pb.ListEntriesResponse(ranges=ranges)
+
+    async def main() -> None:
+        async with talking_nonsense(answer.SerializeToString()) as transport:
+            listed = await transport.list_entries(BOOKIE, LEDGER, timeout_s=5)
+            assert listed == (BookieStatus.OK, [(0, 3), (5, 8), (10, 13)], None)
+            listed = await transport.list_entries(BOOKIE, LEDGER, EntryId(6), timeout_s=5)
+            assert listed == (BookieStatus.OK, [(6, 8), (10, 13)], None)
 
     asyncio.run(main())
 

@@ -81,6 +81,18 @@ def test_row_at_is_the_last_row_at_or_below_the_entry(index: Index) -> None:
     assert index.rows(LedgerId(4)) == []
 
 
+@pytest.mark.parametrize("limit", [1, 2, 9])
+def test_rows_from_an_entry_begin_with_the_one_that_decides_about_it(
+    index: Index, limit: int
+) -> None:
+    rows = [row(5, 9), row(20, 40, sparse=True), row(50)]
+    put(index, {1: [row(MAX)], 2: rows, 3: [row(0)]})
+    for entry_id, number in ((0, 0), (5, 0), (19, 0), (20, 1), (49, 1), (50, 2), (MAX, 2)):
+        found = index.rows_from(LedgerId(2), EntryId(entry_id), limit)
+        assert found == rows[number : number + limit], entry_id
+    assert index.rows_from(LedgerId(4), EntryId(0), limit) == []
+
+
 def test_update_is_visible_to_readers_after_its_commit(index: Index) -> None:
     update = index.begin()
     update.put_row(LedgerId(2), row(5, 9))
@@ -255,6 +267,18 @@ def test_entry_is_denied_only_if_all_rows_are_there(tmp_path: Path) -> None:
         assert index.row_at(LedgerId(2), EntryId(60)) == row(50)
 
 
+def test_rows_from_an_entry_are_listed_only_if_all_are_there(tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    stored_index(path, range(3), 4)
+    with tampering(path) as (transaction, table_of):
+        transaction.delete(struct.pack(">QQ", 1, 20), db=table_of(b"rows"))
+    with closing(LmdbIndex(path, map_bytes=8 * MIB)) as index:
+        for entry_id, limit in ((0, 1), (0, 9), (30, 1)):
+            with pytest.raises(CorruptionError, match="3 rows, which do not add up to the 4"):
+                index.rows_from(LedgerId(1), EntryId(entry_id), limit)
+        assert index.rows_from(LedgerId(2), EntryId(30), 9) == [row(30, 37)]
+
+
 def test_sparse_block_denies_nothing_while_a_row_is_lost(tmp_path: Path) -> None:
     """What it lacks may be in a block whose row was between its own and the next."""
     path = tmp_path / "index"
@@ -379,9 +403,10 @@ def test_search_led_to_the_wrong_row_denies_nothing(tmp_path: Path) -> None:
     with closing(LmdbIndex(path, map_bytes=8 * MIB)) as index:
         assert index.row_at(LedgerId(0), EntryId(99)) == row(30, 37)
         with index._env.begin(db=index._rows) as transaction:
+            firsts = index._verified_firsts(transaction, LedgerId(0))
             for astray in (None, row(0, 7), row(10, 17)):
                 with pytest.raises(CorruptionError, match="searching entry 99"):
-                    index._check_denial(transaction, LedgerId(0), EntryId(99), astray)
+                    index._check_denial(firsts, LedgerId(0), EntryId(99), astray)
 
 
 def test_proofs_follow_replaced_rows_and_records(tmp_path: Path) -> None:

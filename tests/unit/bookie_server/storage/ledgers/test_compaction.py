@@ -17,6 +17,7 @@ from bookie_server.storage.ledgers.entry_log import EntryLogReader, EntryLogWrit
 from spark_ledger.limits import KIB, MIB
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from tests.crash.disk import after_kill
+from tests.listed import listed
 from tests.unit.bookie_server.storage.support import (
     LEDGERS,
     Machine,
@@ -131,7 +132,7 @@ def test_files_of_the_run_log_go_once_the_mark_is_behind_them(machine: Machine) 
     delete(machine, 4)
     machine.flush()
     compact(machine)
-    assert machine.held(4) == {} and machine.bookie.list_entries(LedgerId(4)) is None
+    assert machine.held(4) == {} and listed(machine.bookie, LedgerId(4)) is None
 
 
 def test_trimmed_run_log_without_its_index_is_refused(machine: Machine) -> None:
@@ -275,7 +276,7 @@ def test_list_that_began_before_the_copy_is_answered(
         return read(self, *args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(EntryLogReader, "read", late)
-    assert small.bookie.list_entries(LedgerId(6)) == [(0, 0), (5, 5), (9, 9)]
+    assert listed(small.bookie, LedgerId(6)) == [(0, 0), (5, 5), (9, 9)]
 
 
 def test_log_that_is_really_missing_is_an_error_and_no_endless_search(small: Machine) -> None:

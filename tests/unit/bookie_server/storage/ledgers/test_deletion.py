@@ -27,6 +27,7 @@ from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import KIB, MIB
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from spark_ledger.wire.frame import access_key_hash
+from tests.listed import listed
 from tests.unit.bookie_server.storage.support import LEDGERS, Machine, expected, formatted
 from tests.unit.bookie_server.storage.support import small_config as config
 
@@ -60,7 +61,7 @@ def test_deleted_ledger_is_unknown_and_stays_so_after_a_restart(machine: Machine
     for again in range(2):
         for ledger_id in (2, 3):
             assert status_of(machine, ledger_id) is NO_LEDGER
-            assert machine.bookie.list_entries(LedgerId(ledger_id)) is None
+            assert listed(machine.bookie, LedgerId(ledger_id)) is None
             end = machine.bookie.end_of_ledger(LedgerId(ledger_id), access_key=b"")
             assert end.status is NO_LEDGER
         assert list(machine.held(4)) == list(range(12)), "others keep what they have"

@@ -71,10 +71,25 @@ def held(store: DirectoryStore) -> dict[int, bytes]:
 
 def check(store: DirectoryStore, stored: set[int]) -> None:
     assert held(store) == expected(L, sorted(stored))
-    listed = [e for first, last in store.entry_ranges(L) for e in range(first, last + 1)]
-    assert listed == sorted(stored)
-    ranges = store.entry_ranges(L)
-    assert all(a[1] + 1 < b[0] for a, b in pairwise(ranges))
+    ranges, following = store.entry_page(L, EntryId(0), 100)
+    assert [e for first, last in ranges for e in range(first, last + 1)] == sorted(stored)
+    assert all(a[1] + 1 < b[0] for a, b in pairwise(ranges)) and following is None
+    for limit in (1, 3):
+        assert in_pages(store, limit) == sorted(stored)
+
+
+def in_pages(store: DirectoryStore, limit: int) -> list[int]:
+    """Every entry that pages of at most so many stretches and rows list."""
+    found: list[int] = []
+    first: EntryId | None = EntryId(0)
+    while first is not None:
+        ranges, following = store.entry_page(L, first, limit)
+        assert len(ranges) <= limit and (following is None or following > first)
+        ids = [e for low, high in ranges for e in range(low, high + 1)]
+        assert all(first <= e and (following is None or e < following) for e in ids)
+        found += ids
+        first = following
+    return found
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)

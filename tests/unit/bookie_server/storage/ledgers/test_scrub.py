@@ -19,6 +19,7 @@ from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import KIB
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from tests.crash.disk import after_kill
+from tests.listed import listed
 from tests.unit.bookie_server.storage.support import (
     LEDGERS,
     Machine,
@@ -115,7 +116,7 @@ def test_damaged_block_is_an_error_until_a_copy_comes(
     assert (stats.directories[0].bad_blocks, stats.lacking) == (1, 1)
     lost = range(10 * number, 10 * number + 10)
     others = [each for each in range(40) if each not in lost]
-    held = machine.bookie.list_entries(LedgerId(2)) or []
+    held = listed(machine.bookie, LedgerId(2)) or []
     assert [each for first, last in held for each in range(first, last + 1)] == others
     for entry_id in lost:
         assert status_of(machine, 2, entry_id) is BookieStatus.IO_ERROR

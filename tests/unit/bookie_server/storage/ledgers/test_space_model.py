@@ -15,6 +15,7 @@ from bookie_server.storage.index.lmdb_index import LmdbIndex
 from bookie_server.storage.index.memory_index import MemoryIndex
 from spark_ledger.limits import KIB, MIB
 from spark_ledger.types import BookieStatus, LedgerId
+from tests.listed import listed
 from tests.unit.bookie_server.storage.ledgers.test_compaction import compact, delete, files_of
 from tests.unit.bookie_server.storage.support import (
     BOOKIE_ID,
@@ -92,7 +93,7 @@ class Store(RuleBasedStateMachine):
             assert self.machine.is_fenced(ledger_id) == (ledger_id in self.fenced)
         for ledger_id in range(self.next_ledger):
             if ledger_id not in self.alive:
-                assert self.machine.bookie.list_entries(LedgerId(ledger_id)) is None
+                assert listed(self.machine.bookie, LedgerId(ledger_id)) is None
 
     @precondition(lambda self: self.next_ledger > 6)
     @rule()

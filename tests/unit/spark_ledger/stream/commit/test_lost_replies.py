@@ -22,7 +22,14 @@ from spark_ledger.stream.model import Commit, Segment
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import Versioned
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
-from tests.unit.spark_ledger.stream.world import SCHEMA, Faults, another, loose, run
+from tests.unit.spark_ledger.stream.world import (
+    SCHEMA,
+    Faults,
+    another,
+    lagging_heads,
+    loose,
+    run,
+)
 
 
 async def commits_of(stream: Stream) -> list[Commit]:
@@ -61,6 +68,41 @@ def test_commit_after_lost_reply_or_request_is_applied_once(
         assert len(await commits_of(stream)) == 1
         following = await stream.commit_segments([loose(1)])
         assert (following.number, following.first_segment) == (1, 1)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("remembered", [True, False])
+@pytest.mark.parametrize("sent", [1, 2, 3])
+def test_commit_after_lost_reply_and_old_heads_is_applied_once(
+    monkeypatch: pytest.MonkeyPatch, sent: int, remembered: bool
+) -> None:
+    """It is sent again and refused, as the first one took effect: that one is still looked for."""
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        await StreamCatalog(ledgers).create("s", SCHEMA)
+        stream = await another(ledgers, Faults([Outcome.LOST_REPLY]))[1].open("s")
+        lagging_heads(monkeypatch, sent)
+        commit = await stream.commit_segments([OURS], **(PAIR if remembered else {}))
+        assert (commit.applied, commit.number) == (True, 0)
+        monkeypatch.undo()
+        assert [each.segments for each in await commits_of(stream)] == [commit.segments]
+
+    run(scenario())
+
+
+def test_commit_sent_again_in_an_outage_behind_a_lost_reply_is_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        await StreamCatalog(ledgers).create("s", SCHEMA)
+        faults = Faults([Outcome.LOST_REPLY, Outcome.UNAVAILABLE])
+        stream = await another(ledgers, faults)[1].open("s")
+        lagging_heads(monkeypatch, 2)
+        with pytest.raises(OutcomeUnknownError, match="may or may not have taken effect"):
+            await stream.commit_segments([OURS])
 
     run(scenario())
 

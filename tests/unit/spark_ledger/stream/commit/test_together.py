@@ -24,7 +24,16 @@ from spark_ledger.stream.model import Commit
 from spark_ledger.stream.several import AppendedStreams, commit_to
 from spark_ledger.stream.stream import Stream
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
-from tests.unit.spark_ledger.stream.world import SCHEMA, Faults, another, loose, numbers, run, table
+from tests.unit.spark_ledger.stream.world import (
+    SCHEMA,
+    Faults,
+    another,
+    lagging_heads,
+    loose,
+    numbers,
+    run,
+    table,
+)
 
 PAIR: dict[str, Any] = {"sink_id": "q", "transaction_id": 7}
 
@@ -87,6 +96,35 @@ def test_commit_to_two_streams_is_applied_once_whatever_is_lost(outcomes: list[O
     run(scenario())
 
 
+@pytest.mark.parametrize("pair", [PAIR, {"sink_id": None, "transaction_id": None}])
+@pytest.mark.parametrize("sent", [1, 2, 3])
+def test_commit_to_two_streams_after_lost_reply_and_old_heads_is_applied_once(
+    monkeypatch: pytest.MonkeyPatch, sent: int, pair: dict[str, Any]
+) -> None:
+    async def scenario() -> None:
+        world = World()
+        streams, _ = await world.streams(Outcome.LOST_REPLY)
+        lagging_heads(monkeypatch, sent)
+        assert [commit.applied for commit in await offer(streams, **pair)] == [True, True]
+        monkeypatch.undo()
+        assert [len(pairs) for pairs in await world.commits()] == [1, 1]
+
+    run(scenario())
+
+
+def test_commit_to_two_streams_sent_again_in_an_outage_is_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        world = World()
+        streams, _ = await world.streams(Outcome.LOST_REPLY, Outcome.UNAVAILABLE)
+        lagging_heads(monkeypatch, 2)
+        with pytest.raises(OutcomeUnknownError, match="in all of them"):
+            await offer(streams, sink_id=None, transaction_id=None)
+
+    run(scenario())
+
+
 def test_rows_of_all_streams_are_there_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """One stream is deleted between reading and writing: the other gets nothing."""
 
@@ -139,6 +177,48 @@ def test_lost_reply_is_found_out_though_one_stream_is_deleted_behind_it() -> Non
             _after_transactions(faults, 1, lambda: world.calm.delete("b")), offer(streams)
         )
         assert [commit.applied for commit in commits] == [True, True]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("lagging", ["a", "ab"])
+def test_lost_reply_of_a_stream_deleted_behind_it_and_an_old_head_is_found_out(
+    monkeypatch: pytest.MonkeyPatch, lagging: str
+) -> None:
+    """The other stream seems to be as before: what it says then is of no moment."""
+
+    async def scenario() -> None:
+        world = World()
+        streams, faults = await world.streams(Outcome.LOST_REPLY)
+        lagging_heads(monkeypatch, 2, *lagging)
+        prepare = committer.Attempt.prepare
+        deletion: list[asyncio.Task[None]] = []
+
+        async def behind_the_deletion(self: committer.Attempt) -> Any:
+            if faults.count("transaction"):
+                deletion[:] = deletion or [asyncio.create_task(world.calm.delete("b"))]
+                await deletion[0]
+            return await prepare(self)
+
+        monkeypatch.setattr(committer.Attempt, "prepare", behind_the_deletion)
+        commits = await offer(streams, sink_id=None, transaction_id=None)
+        assert [commit.applied for commit in commits] == [True, True]
+
+    run(scenario())
+
+
+def test_lost_request_is_known_to_have_failed_once_one_number_is_taken() -> None:
+    async def scenario() -> None:
+        world = World()
+        streams, faults = await world.streams(Outcome.LOST_REQUEST, Outcome.UNAVAILABLE)
+        rival = await world.calm.open("a")
+        gathered = asyncio.gather(
+            _after_transactions(faults, 1, lambda: rival.commit_segments([loose(ledger_id=9)])),
+            offer(streams),
+            return_exceptions=True,
+        )
+        _, error = await gathered
+        assert isinstance(error, MetadataUnavailableError), "nothing was committed, for sure"
 
     run(scenario())
 

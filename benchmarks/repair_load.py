@@ -1,0 +1,132 @@
+"""A bookie is lost for good under load: how fast its copies come back, and what appends pay.
+
+``python -m benchmarks.repair --case load --gb 20``: so much is written to five bookies in ledgers
+of 64 MiB, one is killed, and repair works with its default rates beside appends of 1 KiB, every
+20 ms, and of 64 KiB, some 2 MB/s. At the end two more are killed, which held the oldest copies, and
+everything is read back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+from benchmarks.percentiles import p99_ms
+from spark_ledger.client.ledger_client import LedgerClient
+from spark_ledger.limits import KIB, MIB
+from spark_ledger.limits.repair import REPAIR_BYTES_PER_S
+from spark_ledger.local import LocalCluster
+from spark_ledger.repair.nodes import RepairDone
+from spark_ledger.repair.status import RepairStatus, look
+from spark_ledger.types import LedgerId
+
+LOST_AFTER_S = 5.0
+QUIET_S = 30.0
+LEDGER_BYTES = 64 * MIB
+WRITTEN_AT_ONCE = 4
+_LOST = 1
+
+
+@dataclass
+class _Seen:
+    """Latencies of small appends, by what went on beside them."""
+
+    phase: str = "before"
+    appends_s: dict[str, list[float]] = field(default_factory=dict)
+    acknowledged: int = 0
+
+
+def _payload(number: int) -> bytes:
+    return number.to_bytes(8, "big") * (MIB // 8)
+
+
+async def _fill(client: LedgerClient, count: int) -> list[LedgerId]:
+    async def one() -> LedgerId:
+        async with await client.create_ledger() as writer:
+            for number in range(LEDGER_BYTES // MIB):
+                await writer.append(_payload(number))
+        return writer.ledger_id
+
+    written: list[LedgerId] = []
+    for start in range(0, count, WRITTEN_AT_ONCE):
+        at_once = min(WRITTEN_AT_ONCE, count - start)
+        written += await asyncio.gather(*(one() for _ in range(at_once)))
+    return written
+
+
+async def _append(client: LedgerClient, seen: _Seen, size: int, pause_s: float) -> None:
+    """Append for ever, one at a time; the latency of small ones counts."""
+    async with await client.create_ledger() as writer:
+        while seen.phase != "over":
+            phase, began = seen.phase, time.perf_counter()
+            await writer.append(b"s" * size)
+            seen.acknowledged += 1
+            if size == KIB:
+                seen.appends_s.setdefault(phase, []).append(time.perf_counter() - began)
+            await asyncio.sleep(pause_s)
+
+
+async def _repaired(client: LedgerClient) -> tuple[RepairDone, float, float]:
+    """Wait until nothing is marked any more; what was done, since when, and until when."""
+    began = ended = 0.0
+    found: RepairStatus
+    while True:
+        found = await look(client.store)
+        now = time.perf_counter()
+        if found.marked and not began:
+            began = now
+        if began and not found.marked:
+            break
+        ended = now
+        await asyncio.sleep(0.5)
+    return found.done, began, ended
+
+
+async def _read_all(client: LedgerClient, ledgers: list[LedgerId]) -> int:
+    count = 0
+    for ledger_id in ledgers:
+        reader = await client.open_ledger(ledger_id)
+        async for entry in reader.read(0, reader.last_add_confirmed):
+            assert entry.payload == _payload(entry.entry_id), (ledger_id, entry.entry_id)
+            count += 1
+    return count
+
+
+async def _measure(cluster: LocalCluster, gb: float) -> None:
+    async with await LedgerClient.connect(cluster.uri) as client:
+        ledgers = await _fill(client, max(1, round(gb * 1e9 / LEDGER_BYTES)))
+        print(f"  {len(ledgers)} ledgers of 64 MiB written", flush=True)
+        seen = _Seen()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_append(client, seen, KIB, 0.02))
+            group.create_task(_append(client, seen, 64 * KIB, 0.03))
+            await asyncio.sleep(QUIET_S)
+            seen.phase = "failover"
+            await asyncio.to_thread(cluster.kill_bookie, _LOST)
+            await asyncio.sleep(LOST_AFTER_S)
+            seen.phase = "repair"
+            done, began, ended = await _repaired(client)
+            seen.phase = "over"
+        seconds = ended - began
+        rate = done.copied_bytes / seconds
+        p99 = {phase: p99_ms(seen.appends_s[phase]) for phase in ("before", "failover", "repair")}
+        print(
+            f"  {done.ledgers} ledgers, {done.copied_bytes / 1e6:,.0f} MB copied in {seconds:.0f} s"
+            f": {rate / 1e6:.1f} MB/s, {rate / REPAIR_BYTES_PER_S:.0%} of the throttle\n"
+            f"  p99 of 1 KiB appends: {p99['before']} ms before, {p99['failover']} ms while the "
+            f"bookie was lost, {p99['repair']} ms beside repair "
+            f"({p99['repair'] / p99['before']:.2f} times); {seen.acknowledged:,} acknowledged",
+            flush=True,
+        )
+        oldest = (await client.ledger_metadata(ledgers[0])).fragments[0].bookies
+        for name in oldest[:2]:
+            cluster.kill_bookie(cluster.bookie_ids.index(name))
+        count = await _read_all(client, ledgers)
+        print(f"  {' and '.join(oldest[:2])} killed as well: {count:,} entries read, none lost")
+
+
+def run(bookies: int, gb: float) -> None:
+    """Measure on a new cluster, whose keeper repairs."""
+    with LocalCluster(bookies=bookies, keeper=True, lost_bookie_delay_s=LOST_AFTER_S) as cluster:
+        asyncio.run(_measure(cluster, gb))

@@ -1,0 +1,71 @@
+"""Which entries of a ledger are held, by page: from an entry on, so many stretches. Pure.
+
+A striped ledger (E > WQ) has a stretch for each stripe, so a list of all would take as much memory
+as the ledger has entries. Runs and rows are taken in order, only as many as a page needs.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from bookie_server.storage.index.base import IndexRow
+from bookie_server.storage.ledgers.stretches import stretches
+from spark_ledger.bookie_api import EntryPage
+from spark_ledger.runs import EntryRun
+from spark_ledger.types import EntryId
+
+Range = tuple[EntryId, EntryId]
+
+
+def page_of(
+    ranges: Iterable[Range], first: EntryId, limit: int, end: EntryId | None = None
+) -> EntryPage:
+    """Ascending stretches, which may overlap, as one page of at most ``limit`` from ``first`` on.
+
+    ``end``: the stretches are known up to there and no further; None: they are all that is held.
+    """
+    assert limit > 0 and (end is None or end > first), "a page goes on"
+    merged: list[Range] = []
+    for low, high in ranges:
+        if end is not None and low >= end:
+            break
+        if high < first:
+            continue
+        low = max(low, first)
+        if merged and low <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], high))
+        elif len(merged) == limit:
+            return EntryPage(merged, low)
+        else:
+            merged.append((low, high))
+    if end is not None and merged and merged[-1][1] >= end:
+        merged[-1] = (merged[-1][0], EntryId(end - 1))
+    return EntryPage(merged, end)
+
+
+def ascending(runs: Iterable[EntryRun]) -> Iterator[Range]:
+    """Stretches of all these runs, by their first entries; a run is looked into when it is its
+    turn, and not before."""
+    waiting: list[tuple[EntryId, EntryId]] = []
+    for run in sorted(runs, key=lambda each: each.first_entry):
+        while waiting and waiting[0][0] <= run.first_entry:
+            yield heapq.heappop(waiting)
+        for each in stretches(run.ids()):
+            heapq.heappush(waiting, each)
+    while waiting:
+        yield heapq.heappop(waiting)
+
+
+def stored_ranges(
+    rows: Sequence[IndexRow], read: Callable[[IndexRow], EntryRun]
+) -> Iterator[Range]:
+    """Stretches of entries that rows of a ledger name, one behind the other; ``read`` brings the
+    block of a row with gaps."""
+    for number, row in enumerate(rows, start=1):
+        end = rows[number].first_entry if number < len(rows) else row.last_entry + 1
+        if row.is_sparse:
+            ids = read(row).ids()
+            yield from stretches([e for e in ids if row.first_entry <= e < end])
+        else:
+            yield row.first_entry, EntryId(min(row.last_entry, end - 1))

@@ -1,0 +1,49 @@
+"""What a bookie says that it holds of a range of entries, asked for a page at a time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import NamedTuple
+
+from spark_ledger.repair.plan import LaneCopy, missing, within
+from spark_ledger.transport.base import Transport
+from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
+
+
+class HeldPart(NamedTuple):
+    """The answer for the entries ``first..last``; what follows is another part.
+
+    ``ranges``: None if the bookie does not say. Nothing follows then.
+    """
+
+    first: int
+    last: int
+    ranges: Sequence[tuple[EntryId, EntryId]] | None
+
+    def missing(self, lanes: Sequence[LaneCopy]) -> list[LaneCopy]:
+        """What the bookie says that it lacks of lanes, in this part."""
+        assert self.ranges is not None, "silence says nothing"
+        parts = [within(lane, self.first, self.last) for lane in lanes]
+        return [each for part in parts for each in missing(part, self.ranges)]
+
+
+async def held_parts(
+    transport: Transport,
+    bookie_id: BookieId,
+    ledger_id: LedgerId,
+    first: int,
+    last: int,
+    *,
+    timeout_s: float,
+) -> AsyncIterator[HeldPart]:
+    """All parts of a range, ascending. A bookie that knows no such ledger holds nothing of it."""
+    while first <= last:
+        page = await transport.list_entries(
+            bookie_id, ledger_id, EntryId(first), timeout_s=timeout_s
+        )
+        if page.status is not BookieStatus.OK:
+            yield HeldPart(first, last, () if page.status.is_denial else None)
+            return
+        end = last if page.next_entry is None else min(last, page.next_entry - 1)
+        yield HeldPart(first, end, page.ranges)
+        first = end + 1

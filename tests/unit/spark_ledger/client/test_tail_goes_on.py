@@ -1,0 +1,127 @@
+"""A tail after an outage of ZooKeeper, beside a consumer that takes its time, and as a part fails.
+
+In virtual time: they say how long something took.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from spark_ledger.client.ledger_client import LedgerClient
+from spark_ledger.client.reader import LedgerReader
+from spark_ledger.errors import NoSuchEntryError
+from spark_ledger.limits.client import TAIL_METADATA_WAIT_S, TAIL_RETRY_DELAY_S_MAX
+from spark_ledger.types import LedgerId
+from tests.unit.spark_ledger.client.test_tail import Followed, Outage
+from tests.unit.spark_ledger.client.world import World, run_virtually
+
+
+async def followed(
+    world: World, **options: Any
+) -> tuple[LedgerClient, LedgerClient, LedgerReader, Any]:
+    """A ledger with one entry: its writer's client, and a client that reads it."""
+    other = await world.client(explicit_lac_delay_s=0.01)
+    writer = await other.create_ledger(**options)
+    await writer.append(b"0")
+    await asyncio.sleep(0.1)  # all bookies have been told that it is confirmed
+    client = await world.client()
+    return other, client, await client.open_ledger(writer.ledger_id), writer
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def test_tail_forgets_an_outage_that_is_over() -> None:
+    """After a long one and a short one it hears of the close as soon as after a short one alone."""
+
+    async def test(world: World) -> None:
+        _, client, reader, writer = await followed(world)
+        outage, tail = Outage(client, delay_s=0.01), Followed(reader)
+        await tail.has(1)
+
+        async def away(seconds: float) -> None:
+            outage.on = True
+            for watch in outage.store._watches:
+                watch.notify()
+            await asyncio.sleep(seconds)
+
+        await away(15.0)
+        outage.end()
+        await asyncio.sleep(2 * TAIL_RETRY_DELAY_S_MAX)
+        await away(0.05)
+        await writer.close()
+        outage.on = False  # and no notice says that it is back
+        began = now()
+        await tail.task
+        assert now() - began < 0.5
+
+    run_virtually(test)
+
+
+def test_entry_that_is_lost_after_an_outage_is_an_error_at_once() -> None:
+    async def test(world: World) -> None:
+        _, client, reader, writer = await followed(world)
+        outage, tail = Outage(client, delay_s=0.01), Followed(reader)
+        await tail.has(1)
+        outage.on = True
+        for watch in outage.store._watches:
+            watch.notify()
+        await asyncio.sleep(1.0)
+        outage.end()
+        await asyncio.sleep(2 * TAIL_RETRY_DELAY_S_MAX)
+        began = now()
+        for bookie in world.bookies.values():
+            bookie.ledgers[writer.ledger_id].last_add_confirmed = 7
+            for answer in list(bookie.ledgers[writer.ledger_id].watches):
+                answer()
+        with pytest.raises(NoSuchEntryError):
+            await tail.task
+        assert now() - began < min(10.0, TAIL_METADATA_WAIT_S)
+
+    run_virtually(test)
+
+
+@pytest.mark.parametrize("tails", [1, 2])
+@pytest.mark.parametrize("takes_s", [3.0, 0.1])
+def test_time_of_a_consumer_is_no_time_without_entries(takes_s: float, tails: int) -> None:
+    """It has waited for nobody while it worked: ``idle_timeout`` begins when it asks again."""
+
+    async def test(world: World) -> None:
+        _, client, reader, writer = await followed(world)
+        readers = [reader, await client.open_ledger(writer.ledger_id)][:tails]
+
+        async def consume(reader: LedgerReader) -> list[int]:
+            found = []
+            async for entry in reader.tail(idle_timeout=1.0):
+                found.append(int(entry.entry_id))
+                await asyncio.sleep(takes_s)
+            return found
+
+        tasks = [asyncio.ensure_future(consume(each)) for each in readers]
+        for _ in range(3):
+            await asyncio.sleep(takes_s + 0.5)
+            await writer.append(b"next")
+        assert await asyncio.gather(*tasks) == [[0, 1, 2, 3]] * tails
+
+    run_virtually(test)
+
+
+def test_bug_of_ours_in_the_reading_of_metadata_ends_a_tail() -> None:
+    async def test(world: World) -> None:
+        _, client, reader, writer = await followed(world)
+        tail = Followed(reader)
+        await tail.has(1)
+
+        async def broken(ledger_id: LedgerId) -> Any:
+            raise AssertionError("broken on purpose")
+
+        client.context.ledgers.read_latest = broken  # type: ignore[method-assign]
+        await writer.close()
+        with pytest.raises(AssertionError, match="broken on purpose"):
+            await asyncio.wait_for(tail.task, 10)
+
+    run_virtually(test)
