@@ -66,7 +66,7 @@ mutants: $(STAMP) ## bugs put in on purpose, each of which has to be found
 chaos: $(STAMP) java ## real processes under load and faults: MINUTES=n
 	@python -m tests.chaos --minutes $(or $(MINUTES),2)
 
-proof: $(STAMP) java ## the rest of the tests and whole proofs; writes PROOF.md (forty minutes)
+proof: $(STAMP) java ## the rest of the tests and whole proofs; writes PROOF.md (an hour)
 	@python -m tests.proof
 
 matrix: $(STAMP) java ## the connector's tests with each version of Spark, Spark Connect too: ONLY=version

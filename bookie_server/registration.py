@@ -32,6 +32,7 @@ from spark_ledger.limits.bookie import BOOKIE_REFRESH_INTERVAL_S
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import BookieRegistry, check_bookie_id
 from spark_ledger.metadata.cluster import ensure_cluster, read_cluster
+from spark_ledger.metadata.collection import collection_path, order_path
 from spark_ledger.metadata.cookies import (
     BookieCookie,
     cookie_path,
@@ -88,13 +89,16 @@ async def format_new(config: BookieConfig, store: MetadataStore) -> Cookie:
     )
     try:
         await registry.create_cookie(bookie_id, encode_cookie(cookie))
-        with contextlib.suppress(NotFoundError):
-            await store.delete(leaving_path(bookie_id))  # of a bookie of this name, which has left
     except ConflictError as error:
         raise ConfigurationError(
-            f"bookie id {bookie_id!r} is taken in this cluster: choose another bookie_id"
+            f"bookie id {bookie_id!r} is taken in this cluster: choose another bookie_id, or if "
+            f"that bookie's disks are lost, run `ledger bookies decommission {bookie_id}` first"
         ) from error
     try:
+        # Of a bookie of this name, which has left: its mark would look like a restore (rule G4).
+        for path in (leaving_path(bookie_id), collection_path(bookie_id), order_path(bookie_id)):
+            with contextlib.suppress(NotFoundError):
+                await store.delete(path)
         return await asyncio.to_thread(
             format_directories,
             PosixFileSystem(),

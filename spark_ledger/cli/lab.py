@@ -14,6 +14,7 @@ from spark_ledger.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from spark_ledger.lab.runs import Outcome
+    from spark_ledger.lab.scenarios import Scenario
     from spark_ledger.lab.timelines import Run
     from spark_ledger.lab.world import World
 
@@ -103,17 +104,32 @@ def compare(
 @click.option("--protocol", default="bookkeeper-3-3-2", show_default=True, metavar="NAME")
 @_seed
 @click.option("--step", is_flag=True, help="Wait for the return key after each step.")
+@click.option("--messages", default="", metavar="FILE", help="Draw its messages instead: an .svg.")
+@click.option("--from", "from_s", type=float, help="Where that begins (else at the first fault).")
+@click.option("--ms", type=click.FloatRange(1), default=50, show_default=True, help="How long.")
 @common_options
 @click.pass_obj
-def explain(settings: Settings, scenario: str, protocol: str, seed: int, step: bool) -> None:
+def explain(
+    settings: Settings,
+    scenario: str,
+    protocol: str,
+    seed: int,
+    step: bool,
+    messages: str,
+    from_s: float | None,
+    ms: float,
+) -> None:
     """Tell one run step by step: each fault and decision, and what every server knew then."""
     from spark_ledger.lab.explanation import moments
-    from spark_ledger.lab.runs import PROTOCOLS
+    from spark_ledger.lab.protocols import PROTOCOLS
     from spark_ledger.lab.scenarios import DRAWN, SCENARIOS
 
     scenarios = {**SCENARIOS, DRAWN.name: DRAWN}
     _known("scenario", (scenario,), tuple(scenarios))
     _known("protocol", (protocol,), tuple(PROTOCOLS))
+    if messages:
+        _draw_messages(scenarios[scenario], protocol, seed, messages, from_s, ms / 1e3)
+        return
     found, outcome = moments(scenarios[scenario], protocol, seed)
     if settings.as_json:
         for moment in found:
@@ -141,6 +157,20 @@ def explain(settings: Settings, scenario: str, protocol: str, seed: int, step: b
     )
 
 
+def _draw_messages(
+    scenario: Scenario, protocol: str, seed: int, path: str, from_s: float | None, for_s: float
+) -> None:
+    from spark_ledger.lab.diagrams import diagram
+    from spark_ledger.lab.runs import run
+
+    world = run(scenario, protocol, seed, traced=True)[1]
+    if from_s is None:
+        faults = [each.at for each in world.events if each.is_fault]
+        from_s = (faults[0] if faults else scenario.pace.from_s) - for_s / 5
+    title = f"{protocol} in {scenario.name} (seed {seed}): messages from {from_s:.4g} s on"
+    _write(path, diagram(title, world, from_s, from_s + for_s))
+
+
 @group.command()
 @click.option("--schedules", type=click.IntRange(1), default=20, show_default=True)
 @click.option("--first", type=int, default=1, show_default=True, help="The first seed.")
@@ -150,7 +180,7 @@ def explain(settings: Settings, scenario: str, protocol: str, seed: int, step: b
 def explore(settings: Settings, schedules: int, first: int, protocols: tuple[str, ...]) -> None:
     """Run protocols with faults drawn from many seeds. Exit 1: a promise did not hold."""
     from spark_ledger.lab import exploration
-    from spark_ledger.lab.runs import LOSE_NOTHING, PROTOCOLS
+    from spark_ledger.lab.protocols import LOSE_NOTHING, PROTOCOLS
 
     compared = _known("protocol", protocols, tuple(PROTOCOLS))
     seeds = range(first, first + schedules)
@@ -190,7 +220,8 @@ def explore(settings: Settings, schedules: int, first: int, protocols: tuple[str
 @click.pass_obj
 def claims(settings: Settings, path: str) -> None:
     """Test what is said about these protocols. Exit 1: a run refutes something."""
-    from spark_ledger.lab.claims import CLAIMS, page
+    from spark_ledger.lab.claims import CLAIMS
+    from spark_ledger.lab.claims_page import page
 
     figures = [(claim, figure) for claim in CLAIMS for figure in claim.figures]
     with progress("running", len(figures)) as advance:
@@ -229,7 +260,8 @@ def _compare(
     paths: tuple[str, ...],
 ) -> None:
     """Run and show. ``paths`` of the pictures: {} in them is the scenario's name."""
-    from spark_ledger.lab.runs import PROTOCOLS, run
+    from spark_ledger.lab.protocols import PROTOCOLS
+    from spark_ledger.lab.runs import run
     from spark_ledger.lab.scenarios import SCENARIOS
     from spark_ledger.lab.timelines import Recorder
 

@@ -1,29 +1,30 @@
 """BookKeeper: the product's own writer and recovery, over bookies that keep their promises.
 
 ``AppendMachine`` and ``RecoveryMachine`` are those of ``spark_ledger.protocol``; only their shells
-and the bookies are the lab's. The client writes one ledger after the other: when it cannot confirm
-any more, it recovers the ledger, counts what recovery found, and adds the rest to a new one.
+and the bookies (``bookies.py``) are the lab's. The client writes one ledger after the other: when
+it cannot confirm any more, it recovers the ledger, counts what recovery found, and adds the rest to
+a new one.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Final, NamedTuple
+from typing import Final
 
-from spark_ledger.lab.machines import (
-    Acknowledge,
-    Effect,
-    Entry,
-    Event,
-    Load,
-    Note,
-    Received,
-    Send,
-    Store,
-    Sync,
-    Synced,
-    Tick,
+from spark_ledger.lab.bookies import (
+    METADATA,
+    Add,
+    Added,
+    AskLast,
+    FindLast,
+    Last,
+    LastFound,
+    NodeWritten,
+    Read,
+    ReadBack,
+    WriteNode,
 )
+from spark_ledger.lab.machines import Acknowledge, Effect, Event, Load, Note, Received, Send, Tick
 from spark_ledger.protocol import events as p
 from spark_ledger.protocol.append import AppendMachine
 from spark_ledger.protocol.append_limits import AppendLimits
@@ -39,179 +40,24 @@ from spark_ledger.types import (
     Quorums,
 )
 
-METADATA: Final = "zookeeper"
 TIMEOUT_S: Final = 1.0
 """A bookie that does not answer for so long has failed: as the other protocols' sessions."""
-_FENCE: Final = -1
-
-
-class Add(NamedTuple):
-    """Store an entry; ``last_confirmed`` is what the writer knew to be confirmed."""
-
-    ledger: int
-    slot: int
-    entry: int
-    value: int
-    last_confirmed: int
-    recovery: bool
-    appender: int = 0
-
-
-class Added(NamedTuple):
-    """What came of an add; ``appender`` as it came with it."""
-
-    ledger: int
-    slot: int
-    entry: int
-    status: BookieStatus
-    appender: int
-
-
-class AskLast(NamedTuple):
-    """The last add confirmed that a bookie knows; fences first."""
-
-    ledger: int
-    slot: int
-
-
-class Last(NamedTuple):
-    """The answer."""
-
-    ledger: int
-    slot: int
-    last_confirmed: int
-    last_entry: int
-
-
-class Read(NamedTuple):
-    """Entries from ``first`` on, up to the first that is not there."""
-
-    ledger: int
-    slot: int
-    lane: int
-    first: int
-    last: int
-    stride: int
-
-
-class ReadBack(NamedTuple):
-    """The answer."""
-
-    ask: Read
-    entries: tuple[tuple[int, int, int], ...]
-    """Entry, value, and the last add confirmed that it carries."""
-
-
-class WriteNode(NamedTuple):
-    """Compare and set a ledger's metadata; version -1 creates."""
-
-    metadata: LedgerMetadata
-    version: int
-
-
-class NodeWritten(NamedTuple):
-    """What is stored now; ``ok``: it is what was to be written."""
-
-    ok: bool
-    metadata: LedgerMetadata
-    version: int
-
-
-class Metadata:
-    """ZooKeeper, which does not fail here."""
-
-    def __init__(self) -> None:
-        self.nodes: dict[int, tuple[LedgerMetadata, int]] = {}
-
-    def knows(self) -> str:
-        ledger, _version = self.nodes[max(self.nodes)] if self.nodes else (None, 0)
-        if ledger is None:
-            return "no ledger"
-        fragments = "; ".join(
-            f"from {each.first_entry}: {' '.join(each.bookies)}" for each in ledger.fragments
-        )
-        return f"ledger {ledger.ledger_id} {ledger.state.name.lower()}, {fragments}"
-
-    def handle(self, event: Event, now: float) -> list[Effect]:
-        match event:
-            case Received(source, WriteNode(metadata, version)):
-                stored = self.nodes.get(metadata.ledger_id)
-                if (stored[1] if stored else -1) != version:
-                    assert stored is not None, "What is compared exists."
-                    return [Send(source, NodeWritten(False, *stored))]
-                self.nodes[metadata.ledger_id] = (metadata, version + 1)
-                return [Send(source, NodeWritten(True, metadata, version + 1))]
-            case _:
-                return []
-
-
-class Bookie:
-    """A bookie: a journal of records, and what they say. It answers for what is synced.
-
-    In the journal's ``Entry`` the epoch is the place of the record in ``_records``' order.
-    """
-
-    def __init__(self, store: Store, records: list[Add]) -> None:
-        self.store, self._records = store, records
-        del records[len(store.log) :]  # what a power cut left
-        self.entries: dict[tuple[int, int], Add] = {}
-        self._fenced: set[int] = set()
-        self._owed: deque[tuple[int, Send]] = deque()
-        for record in records:
-            self._apply(record)
-
-    def knows(self) -> str:
-        fenced = ", ".join(map(str, sorted(self._fenced)))
-        return f"{len(self.entries)} entries" + (f", fenced: ledger {fenced}" if fenced else "")
-
-    def handle(self, event: Event, now: float) -> list[Effect]:
-        match event:
-            case Received(source, Add() as add):
-                reply = Added(add.ledger, add.slot, add.entry, BookieStatus.OK, add.appender)
-                if add.ledger in self._fenced and not add.recovery:
-                    return [Send(source, reply._replace(status=BookieStatus.FENCED))]
-                return self._store(add, Send(source, reply))
-            case Received(source, AskLast(ledger, index)):
-                held = [add for (of, _), add in self.entries.items() if of == ledger]
-                last = max((add.entry for add in held), default=-1)
-                confirmed = max((add.last_confirmed for add in held), default=-1)
-                answer = Send(source, Last(ledger, index, confirmed, last))
-                return self._store(Add(ledger, index, _FENCE, 0, -1, True), answer)
-            case Received(source, Read() as ask):
-                found, entry = [], ask.first
-                while (held_one := self.entries.get((ask.ledger, entry))) and entry <= ask.last:
-                    found.append((entry, held_one.value, held_one.last_confirmed))
-                    entry += ask.stride
-                return [Send(source, ReadBack(ask, tuple(found)))]
-            case Synced(length):
-                effects: list[Effect] = []
-                while self._owed and self._owed[0][0] <= length:
-                    effects.append(self._owed.popleft()[1])
-                return effects
-            case _:
-                return []
-
-    def _store(self, record: Add, answer: Send) -> list[Effect]:
-        self._records.append(record)
-        self.store.log.append(Entry(record.ledger, record.value))
-        self._apply(record)
-        self._owed.append((len(self.store.log), answer))
-        return [Sync()]
-
-    def _apply(self, record: Add) -> None:
-        if record.entry == _FENCE:
-            self._fenced.add(record.ledger)
-        else:
-            self.entries[record.ledger, record.entry] = record
 
 
 class LedgerProducer:
-    """The client: one ledger at a time, by the product's machines."""
+    """The client: one ledger at a time, by the product's machines. It begins with the recovery of
+    what a client before it left open."""
 
-    def __init__(self, bookies: tuple[str, ...], quorums: Quorums) -> None:
+    def __init__(self, bookies: tuple[str, ...], quorums: Quorums, now: float) -> None:
         self._bookies = tuple(BookieId(name) for name in bookies)
         self._quorums = quorums
         self._ledger = -1
+        self._has_looked = False
+        """Whether it asked which ledger is the last one."""
+        self._wrote = False
+        """Whether this ledger is one that it wrote."""
+        self._creates = False
+        """Whether it waits for the metadata of a new ledger."""
         self._machine: AppendMachine | RecoveryMachine | None = None
         self._values: dict[int, int] = {}
         """By entry, of this ledger."""
@@ -226,7 +72,7 @@ class LedgerProducer:
         self._appenders: dict[int, int] = {}
         """The number of each index's appender, and by number what it owes answers for."""
         self._owed: dict[int, deque[int]] = {}
-        self._opened = 0
+        self._opened = int(1e6 * now)  # no number of a client before it
         self._failed_at: dict[BookieId, float] = {}
         self._now = 0.0
         self._retry_at = 0.0
@@ -249,6 +95,8 @@ class LedgerProducer:
                 return self._push()
             case Received(_, NodeWritten(ok, metadata, version)):
                 return self._on_node(ok, metadata, version)
+            case Received(_, LastFound(metadata, version)):
+                return self._on_last_found(metadata, version)
             case Received(_, Added() as added) if added.ledger == self._ledger:
                 return self._on_added(added)
             case Received(_, Last() as last) if last.ledger == self._ledger:
@@ -268,20 +116,33 @@ class LedgerProducer:
 
     def _create(self) -> list[Effect]:
         """A new ledger, on bookies that have not failed lately."""
-        self._ledger += 1
+        self._ledger, self._wrote, self._creates = self._ledger + 1, True, True
         self._machine, self._values, self._confirms, self._confirmed = None, {}, {}, -1
         chosen = self._healthy(frozenset())[: self._quorums.ensemble_size]
         fragment = Fragment(EntryId(0), tuple(chosen))
         metadata = LedgerMetadata(LedgerId(self._ledger), self._quorums, [fragment])
         return [Note("ledger created"), Send(METADATA, WriteNode(metadata, -1))]
 
+    def _on_last_found(self, metadata: LedgerMetadata | None, version: int) -> list[Effect]:
+        """Of the client before this one. What it was told of its values nobody knows."""
+        if metadata is None or metadata.is_closed:
+            self._ledger = -1 if metadata is None else int(metadata.ledger_id)
+            return self._create()
+        self._ledger, self._last, self._version = int(metadata.ledger_id), metadata, version
+        return self._recover()
+
     def _healthy(self, without: frozenset[BookieId]) -> list[BookieId]:
         free = [bookie for bookie in self._bookies if bookie not in without]
         return sorted(free, key=lambda bookie: self._failed_at.get(bookie, -1.0))
 
     def _on_node(self, ok: bool, metadata: LedgerMetadata, version: int) -> list[Effect]:
+        if metadata.ledger_id != self._ledger:
+            return []
+        if self._creates and not ok:
+            return self._create()  # another client has taken this number
         self._last, self._version = metadata, version
-        if self._machine is None:
+        if self._creates:
+            self._creates = False
             limits = AppendLimits(add_timeout_s=TIMEOUT_S, stalled_wait_s=2 * TIMEOUT_S)
             self._machine = AppendMachine(metadata, version, now=self._now, limits=limits)
             return [*self._perform(self._machine.start()), *self._push()]
@@ -354,8 +215,9 @@ class LedgerProducer:
         return effects + self._feed(p.ReadEnded(ask.slot, ask.lane, status, EntryId(end)))
 
     def _on_tick(self) -> list[Effect]:
-        if self._ledger < 0:
-            return self._create()
+        if not self._has_looked:
+            self._has_looked = True
+            return [Send(METADATA, FindLast())]
         if self._machine is None:
             if self._retry_at and self._now >= self._retry_at:
                 self._retry_at = 0.0
@@ -480,6 +342,8 @@ class LedgerProducer:
         """The ledger is closed at its true end: what is in it counts, the rest is added again."""
         self._asked.clear()
         last = int(metadata.last_entry_id)
+        if not self._wrote:
+            return self._create()
         found = [Acknowledge(self._values[entry]) for entry in range(self._confirmed + 1, last + 1)]
         rest = [self._values[entry] for entry in sorted(self._values) if entry > last]
         self._queue.extendleft(reversed(rest))

@@ -2,83 +2,9 @@
 
 from __future__ import annotations
 
-import operator
-import textwrap
-from collections.abc import Callable
-from functools import cache
-from typing import Final, NamedTuple
+from typing import Final
 
-from spark_ledger.lab.kafka import SESSION_S
-from spark_ledger.lab.runs import Outcome, run
-from spark_ledger.lab.scenarios import SCENARIOS
-
-SEED: Final = 1
-
-_TEXT_WIDTH: Final = 108
-"""Of the page, in characters."""
-
-_SIGNS: Final[dict[str, Callable[[float, float], bool]]] = {
-    "<": operator.lt,
-    "=": operator.eq,
-    ">": operator.gt,
-}
-
-
-class Figure(NamedTuple):
-    """One figure of one run, and what the claim says of it.
-
-    ``name``: a field of ``Outcome``, or a kind of its decisions. ``bound``: a number, or a protocol
-    whose same figure in the same scenario is the bound.
-    """
-
-    scenario: str
-    protocol: str
-    name: str
-    sign: str
-    bound: float | str
-
-    @property
-    def expected(self) -> str:
-        """What the claim says, for people."""
-        what = self.bound if isinstance(self.bound, str) else f"{self.bound:g}"
-        return f"{self.name} {self.sign} {what}"
-
-    def measure(self) -> float:
-        """The figure of the run."""
-        return _figure(self.scenario, self.protocol, self.name)
-
-    def holds(self) -> bool:
-        """Whether it is what the claim says."""
-        bound = self.bound
-        if isinstance(bound, str):
-            bound = _figure(self.scenario, bound, self.name)
-        return _SIGNS[self.sign](self.measure(), bound)
-
-
-class Claim(NamedTuple):
-    """``source``: where it is said, by title and author."""
-
-    statement: str
-    source: str
-    figures: tuple[Figure, ...]
-
-    def holds(self) -> bool:
-        """Whether every figure is as the claim says."""
-        return all(figure.holds() for figure in self.figures)
-
-
-@cache
-def outcome(scenario: str, protocol: str) -> Outcome:
-    """What came of a run with ``SEED``. A run repeats itself, so one is enough."""
-    return run(SCENARIOS[scenario], protocol, SEED)[0]
-
-
-def _figure(scenario: str, protocol: str, name: str) -> float:
-    result = outcome(scenario, protocol)
-    if name in Outcome._fields:
-        return float(getattr(result, name))
-    return float(result.decisions.get(name, 0))
-
+from spark_ledger.lab.experiments import Claim, Figure
 
 _BK: Final = "bookkeeper-3-3-2"
 _BOOKKEEPER: Final = "The BookKeeper protocol (Apache BookKeeper's documentation)"
@@ -90,6 +16,7 @@ _RAFT: Final = "In Search of an Understandable Consensus Algorithm (Ongaro, Oust
 _KAFKA: Final = "Design: Replication (Apache Kafka's documentation)"
 _DISSERTATION: Final = "Consensus: Bridging Theory and Practice (Ongaro)"
 _DLEDGER: Final = "DLedgerEntryPusher (source of openmessaging/dledger)"
+_CONTROLLER: Final = "RIP-44: Support DLedger Controller (Apache RocketMQ)"
 _ROCKETMQ: Final = "Deployment: Master and Slave (Apache RocketMQ's documentation)"
 
 CLAIMS: Final = (
@@ -99,9 +26,13 @@ CLAIMS: Final = (
         (Figure("slow-replica", _BK, "p99_ms", "<", 10),),
     ),
     Claim(
-        "An ack quorum of all waits for a slow replica.",
+        "An ack quorum of all waits for a replica that is ten or a hundred times as slow.",
         _INSIGHTS,
-        (Figure("slow-replica", "bookkeeper-3-3-3", "p99_ms", ">", 100),),
+        (
+            Figure("slow-replica-10", "bookkeeper-3-3-3", "p99_ms", ">", 20),
+            Figure("slow-replica", "bookkeeper-3-3-3", "p99_ms", ">", 100),
+            Figure("slow-replica-10", "bookkeeper-3-3-2", "p99_ms", "<", 10),
+        ),
     ),
     Claim(
         "A majority does not wait for a slow follower.",
@@ -357,80 +288,153 @@ CLAIMS: Final = (
             Figure("one-way", _BK, "longest_gap_ms", "<", 20),
         ),
     ),
+    Claim(
+        "A replica whose disk is full holds up nobody who waits for fewer. Kafka's broker ends, "
+        "and `acks=all` waits for its session; a bookie says that it is full, and its place is "
+        "taken at once, also if all are waited for.",
+        f"KIP-112: Handle disk failure for JBOD (Lin); {_BOOKKEEPER}",
+        (
+            Figure("disk-full", "kafka", "longest_gap_ms", ">", 800),
+            Figure("disk-full", "raft", "longest_gap_ms", "<", 20),
+            Figure("disk-full", _BK, "longest_gap_ms", "<", 20),
+            Figure("disk-full", "bookkeeper-3-3-3", "longest_gap_ms", "<", 20),
+        ),
+    ),
+    Claim(
+        "A leader that ends when its disk is full is replaced. A master of RocketMQ and a leader "
+        "of DLedger refuse what is to be written, live on, and so stay in office: nothing is "
+        "written until there is room, also with a controller.",
+        f"KIP-112: Handle disk failure for JBOD (Lin); {_CONTROLLER}; {_DLEDGER}",
+        (
+            Figure("leader-disk-full", "kafka", "longest_gap_ms", "<", 2_000),
+            Figure("leader-disk-full", "raft", "longest_gap_ms", "<", 2_000),
+            Figure("leader-disk-full", "rocketmq-controller-sync", "longest_gap_ms", ">", 4_500),
+            Figure("leader-disk-full", "dledger", "longest_gap_ms", ">", 4_500),
+            Figure("leader-disk-full", _BK, "longest_gap_ms", "<", 20),
+        ),
+    ),
+    Claim(
+        "A leader that only clients hear goes on acknowledging if it waits for nobody, and its "
+        "successor has none of that. One that waits for others can change neither its in-sync set "
+        "nor anybody's mind, and acknowledges nothing.",
+        "Jepsen: Kafka (Kingsbury); KIP-497: Add inter-broker API to alter ISR (Arthur)",
+        (
+            Figure("leader-apart", "kafka-acks-1", "lost", ">", 400),
+            Figure("leader-apart", "rocketmq-controller-flush", "lost", ">", 400),
+            Figure("leader-apart", "kafka", "lost", "=", 0),
+            Figure("leader-apart", "rocketmq-controller-sync", "lost", "=", 0),
+            Figure("leader-apart", "raft", "lost", "=", 0),
+        ),
+    ),
+    Claim(
+        "A leader that is heard and hears nobody keeps its office and commits nothing, in Kafka as "
+        "in Raft with pre-vote; one that looks for a majority (check quorum) steps down. Bookies "
+        "need not hear each other.",
+        "Raft does not Guarantee Liveness in the face of Network Faults (Howard, Abraham)",
+        (
+            Figure("deaf-leader", "raft-pre-vote", "longest_gap_ms", ">", 4_500),
+            Figure("deaf-leader", "kafka", "longest_gap_ms", ">", 4_500),
+            Figure("deaf-leader", "raft-check-quorum", "longest_gap_ms", "<", 2_000),
+            Figure("deaf-leader", "raft-check-quorum", "leader", "=", 2),
+            Figure("deaf-leader", _BK, "longest_gap_ms", "<", 20),
+        ),
+    ),
+    Claim(
+        "The last in-sync replica is elected again also if it has lost its page cache, and the "
+        "others cut what it lost. With eligible leader replicas one is elected that was stopped in "
+        "order before.",
+        "Kafka KIP-966: Fixing the Last Replica Standing issue (Vanlightly)",
+        (
+            Figure("last-loses-power", "kafka", "lost", ">", 100),
+            Figure("last-loses-power", "kafka-eligible", "lost", "=", 0),
+            Figure("last-loses-power", "raft", "lost", "=", 0),
+            Figure("last-loses-power", _BK, "lost", "=", 0),
+        ),
+    ),
+    Claim(
+        "Eligible leader replicas are no flush: in a power cut of all they lose what the in-sync "
+        "set does.",
+        "Kafka KIP-966: Fixing the Last Replica Standing issue (Vanlightly)",
+        (
+            Figure("power-cut", "kafka-eligible", "lost", ">", 0),
+            Figure("power-cut", "kafka-flush", "lost", "=", 0),
+        ),
+    ),
+    Claim(
+        "A consumer that asks a follower sees what is committed later than one that asks the "
+        "leader; and who asks a leader that was replaced without knowing it sees old data.",
+        "KIP-392: Allow consumers to fetch from closest replica (Gustafson)",
+        (
+            Figure("steady", "kafka-read-follower", "stale", ">", 0),
+            Figure("steady", "kafka-read-leader", "stale", "=", 0),
+            Figure("leader-apart", "kafka-read-leader", "stale", ">", 0),
+        ),
+    ),
+    Claim(
+        "A synchronous master says so when no slave has a value in time, and keeps the value. An "
+        "application that takes this answer for success loses it with the master; one that sends "
+        "again loses no more than what was in page caches.",
+        "Best Practice For Producer (Apache RocketMQ's documentation)",
+        (
+            Figure("last-dies", "rocketmq-sync-timeout", "lost", ">", 300),
+            Figure("last-dies", "rocketmq-sync-timeout", "longest_gap_ms", "<", 4_500),
+            Figure("last-dies", "rocketmq-sync", "lost", "<", 100),
+        ),
+    ),
+    Claim(
+        "A controller names another master sooner than a person. It loses the same tail if the "
+        "master did not wait for the sync state set, and nothing if it did.",
+        _CONTROLLER,
+        (
+            Figure("leader-dies", "rocketmq-controller", "longest_gap_ms", "<", 2_000),
+            Figure("leader-dies", "rocketmq", "longest_gap_ms", ">", 2_500),
+            Figure("leader-dies", "rocketmq-controller", "lost", ">", 0),
+            Figure("leader-dies", "rocketmq-controller-flush", "lost", ">", 0),
+            Figure("leader-dies", "rocketmq-controller-sync", "lost", "=", 0),
+            Figure("leader-dies", "rocketmq-controller-sync-flush", "lost", "=", 0),
+        ),
+    ),
+    Claim(
+        "Waiting for the whole sync state set waits for a slow slave until it leaves the set; "
+        "waiting for one slave does not.",
+        f"{_CONTROLLER}; {_ROCKETMQ}",
+        (
+            Figure("slow-replica", "rocketmq-controller-sync", "p99_ms", ">", 50),
+            Figure("slow-replica", "rocketmq-sync", "p99_ms", "<", 10),
+        ),
+    ),
+    Claim(
+        "With AQ = 1 an acknowledged entry may be on one bookie alone: without it a ledger cannot "
+        "be recovered, and with its disk the entry is lost. With AQ = 2 neither is so.",
+        "Apache BookKeeper Insights Part 2: Closing Ledgers Safely (Vanlightly)",
+        (
+            Figure("one-has-it", "bookkeeper-3-3-1", "lost", ">", 0),
+            Figure("one-has-it", "bookkeeper-3-3-1", "longest_gap_ms", ">", 4_000),
+            Figure("one-has-it", _BK, "lost", "=", 0),
+            Figure("one-has-it", _BK, "longest_gap_ms", "<", 2_500),
+        ),
+    ),
+    Claim(
+        "A ledger whose writer dies is closed by the next one, also while a bookie is away; "
+        "nothing that was acknowledged is missing, and no entry is there twice.",
+        "Apache BookKeeper Insights Part 2: Closing Ledgers Safely (Vanlightly)",
+        (
+            Figure("writer-dies", _BK, "recovery", "=", 1),
+            Figure("writer-dies", _BK, "longest_gap_ms", "<", 600),
+            Figure("writer-dies", _BK, "lost", "=", 0),
+            Figure("writer-and-bookie-die", _BK, "lost", "=", 0),
+            Figure("writer-and-bookie-die", _BK, "longest_gap_ms", "<", 2_000),
+            Figure("writer-and-bookie-die", _BK, "doubled", "=", 0),
+        ),
+    ),
+    Claim(
+        "A writer that was frozen while another one took over is fenced: it confirms nothing that "
+        "is not in the ledger as it was closed.",
+        "Apache BookKeeper Insights Part 2: Closing Ledgers Safely (Vanlightly)",
+        (
+            Figure("writer-freezes", _BK, "recovery", ">", 0),
+            Figure("writer-freezes", _BK, "lost", "=", 0),
+            Figure("writer-freezes", "bookkeeper-2-2-2", "lost", "=", 0),
+        ),
+    ),
 )
-
-
-class Real(NamedTuple):
-    """A server of a real cluster was killed under load, and the run of the lab that is like it."""
-
-    what: str
-    protocol: str
-    gap_ms: float
-    """The longest time without an acknowledgement, by ``python -m benchmarks raw --peers``."""
-    timeout_s: float | None
-    """How long it has to be silent until it is given up; None: nobody waits for it."""
-
-
-REAL: Final = (
-    Real("leader of a Kafka partition, `acks=all`", "kafka", 11_800, 9.0),
-    Real("bookie of Apache BookKeeper, AQ < WQ", _BK, 109, None),
-    Real("bookie of this system, AQ < WQ", _BK, 14, None),
-)
-
-
-def _beside_real_servers() -> list[str]:
-    text = (
-        "`python -m benchmarks raw --peers` kills a server under 100 appends in flight "
-        "([2026-11-21](../benchmarks/README.md), loopback, default timeouts). The lab's run is "
-        "`leader-dies`, where a broker is given up after one second. The shape is the same: Kafka "
-        "is silent for its session and the election, and a ledger that waits for AQ < WQ bookies "
-        "goes on. In the lab values come 10 ms apart, so that is its shortest gap. Only this "
-        "failure was measured on both sides: no real peer ran with a slow replica, a partition or "
-        "a power cut."
-    )
-    lines = [
-        "",
-        "## Beside real servers",
-        "",
-        *textwrap.wrap(text, _TEXT_WIDTH),
-        "",
-        "| killed | real gap, ms | its timeout, ms | lab's gap, ms | its timeout, ms |",
-        "|---|---|---|---|---|",
-    ]
-    for real in REAL:
-        waits = ("none", "none")
-        if real.timeout_s is not None:
-            waits = (f"{1e3 * real.timeout_s:g}", f"{1e3 * SESSION_S:g}")
-        gap = outcome("leader-dies", real.protocol).longest_gap_ms
-        lines.append(f"| {real.what} | {real.gap_ms:g} | {waits[0]} | {gap:g} | {waits[1]} |")
-    return lines
-
-
-def page() -> str:
-    """The page of all claims, in Markdown."""
-    lines = [
-        "# Claims about replication, and the runs that test them",
-        "",
-        "Written by `ledger lab claims --write docs/replication.md`: do not edit it. Every row is",
-        f"a run of the [lab](../spark_ledger/lab/README.md) with seed {SEED}, on simulated",
-        "servers: `ledger lab run SCENARIO --protocols PROTOCOL` shows all its figures. Times are",
-        "those of the simulated clock, scaled down: compare them with each other.",
-        "",
-        "| scenario | what happens |",
-        "|---|---|",
-        *(f"| `{each.name}` | {each.what} |" for each in SCENARIOS.values()),
-    ]
-    for number, claim in enumerate(CLAIMS, 1):
-        lines += [
-            "",
-            f"## {number}. {claim.statement}",
-            "",
-            "| scenario | protocol | claimed | measured | holds |",
-            "|---|---|---|---|---|",
-        ]
-        for each in claim.figures:
-            holds = "yes" if each.holds() else "NO"
-            row = (f"`{each.scenario}`", f"`{each.protocol}`", each.expected)
-            lines.append(f"| {' | '.join(row)} | {each.measure():g} | {holds} |")
-        lines += ["", *textwrap.wrap(f"Said in: {claim.source}.", _TEXT_WIDTH)]
-    return "\n".join([*lines, *_beside_real_servers()]) + "\n"

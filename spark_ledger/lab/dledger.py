@@ -169,7 +169,8 @@ class DLedgerNode(Voter):
     def _take_office(self, now: float) -> list[Effect]:
         self._heartbeat_at = 0.0
         self._dispatchers = {peer: _Dispatcher(len(self.store.log)) for peer in self.peers}
-        self.store.log.append(Entry(self.term, NO_VALUE))
+        if not self.store.is_full:
+            self.store.append(Entry(self.term, NO_VALUE))
         effects: list[Effect] = [Sync()] if self._flush_each else []
         return [*effects, *(self._compare_anew(peer, now) for peer in self.peers)]
 
@@ -178,7 +179,9 @@ class DLedgerNode(Voter):
     def _on_produce(self, source: str, value: int, now: float) -> list[Effect]:
         if self.role != "leader":
             return [Send(source, Refused(value, self.leader))]
-        self.store.log.append(Entry(self.term, value))
+        if self.store.is_full:
+            return [Send(source, Refused(value, self.name))]  # ``DISK_FULL``; it goes on leading
+        self.store.append(Entry(self.term, value))
         self._waiting[len(self.store.log)] = source
         effects: list[Effect] = [Sync()] if self._flush_each else []
         for peer in self.peers:
@@ -305,10 +308,12 @@ class DLedgerNode(Voter):
 
     def _on_push(self, source: str, push: Push) -> list[Effect]:
         log, index = self.store.log, push.at
+        if self.store.is_full and index > len(log):
+            return []  # the leader pushes it again
         if index > len(log) + 1 or (index <= len(log) and log[index - 1] != push.entry):
             return [Send(source, Pushed(self.term, push.attempt, index, False))]
         if index == len(log) + 1:
-            log.append(push.entry)
+            self.store.append(push.entry)
         self.commit = max(self.commit, min(push.commit, index))
         return self._hold(source, index)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from spark_ledger.lab.runs import LOSE_NOTHING, run
+from spark_ledger.lab.protocols import LOSE_NOTHING
+from spark_ledger.lab.runs import run
 from spark_ledger.lab.scenarios import DRAWN
 
 

@@ -1,9 +1,10 @@
 """Kafka's replication: a leader, followers that fetch, in-sync replicas, and a controller.
 
 After the replication design in Kafka's documentation, KIP-101 and KIP-279 (leader epochs instead
-of truncation by high watermark) and KIP-497 (changes of the in-sync set through the controller:
-until one is confirmed, the high watermark waits for the members of both sets). The controller is
-one server that does not fail, with one partition. Times are scaled down.
+of truncation by high watermark), KIP-497 (changes of the in-sync set through the controller:
+until one is confirmed, the high watermark waits for the members of both sets), KIP-966 (eligible
+leader replicas) and KIP-392 (consumers that ask followers). The controller is one server that does
+not fail, with one partition. A broker whose disk is full ends. Times are scaled down.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from spark_ledger.lab.machines import (
+    Ask,
     Effect,
     Entry,
     Event,
@@ -20,6 +22,7 @@ from spark_ledger.lab.machines import (
     Received,
     Refused,
     Send,
+    Shown,
     Store,
     Sync,
     Synced,
@@ -46,12 +49,18 @@ class KafkaOptions(NamedTuple):
     """``flush.messages=1``: an entry counts when it is synced, not when it is in the page cache."""
     truncate_by_epoch: bool = True
     """False: followers cut their log at their high watermark, as before KIP-101."""
+    eligible_leaders: bool = False
+    """``eligible.leader.replicas``: see ``Controller``."""
+    reads: str = ""
+    """Whom consumers ask: nobody reads, the ``leader``, or a ``follower``."""
 
 
 class Heartbeat(NamedTuple):
-    """A broker lives. ``incarnation`` is another one after each start."""
+    """A broker lives. ``incarnation`` is another one after each start; ``is_whole``: it was stopped
+    in order before that, so its log lacks nothing."""
 
     incarnation: float
+    is_whole: bool = False
 
 
 class LeaderAndIsr(NamedTuple):
@@ -105,7 +114,14 @@ class Fetched(NamedTuple):
 
 
 class Controller:
-    """Elects leaders from the in-sync set, and stores that set."""
+    """Elects leaders from the in-sync set, and stores that set.
+
+    The last member of the set stays in it, also if it dies and comes back without what was in its
+    page cache. With eligible leader replicas (KIP-966) it does not. Whoever leaves a set that is
+    then too small for writes stays eligible, because nothing is acknowledged without it; and who
+    comes back without having been stopped in order is not, since its tail may be gone. If nobody
+    is left so, the last leader is waited for.
+    """
 
     def __init__(self, brokers: tuple[str, ...], options: KafkaOptions) -> None:
         self._options = options
@@ -113,21 +129,24 @@ class Controller:
         self._seen: dict[str, tuple[float, float]] = {}
         """When a broker was last heard, and its incarnation."""
         self.state = LeaderAndIsr(1, brokers[0], brokers, 1)
+        self.eligible: tuple[str, ...] = ()
+        """May lead, and are not in sync."""
+        self._last_leader = brokers[0]
 
     def knows(self) -> str:
         state = self.state
-        return (
-            f"epoch {state.epoch}, leader {state.leader or 'none'}, in sync {' '.join(state.isr)}"
-        )
+        eligible = f", eligible {' '.join(self.eligible)}" if self.eligible else ""
+        leads = f"epoch {state.epoch}, leader {state.leader or 'none'}"
+        return f"{leads}, in sync {' '.join(state.isr) or 'nobody'}{eligible}"
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         match event:
-            case Received(source, Heartbeat(incarnation)):
+            case Received(source, Heartbeat(incarnation, is_whole)):
                 known = self._seen.get(source)
                 self._seen[source] = (now, incarnation)
                 effects: list[Effect] = []
                 if known is not None and known[1] != incarnation:
-                    effects = self._lost(source, now)  # it died and came back: its tail may be gone
+                    effects = self._lost(source, now, is_whole=is_whole)  # it died and came back
                 return [*effects, Send(source, self.state), *self._elect_if_needed(now)]
             case Received(source, AlterIsr(epoch, isr, version)):
                 current = (epoch, version) == (self.state.epoch, self.state.version)
@@ -147,16 +166,18 @@ class Controller:
         seen = self._seen.get(broker)
         return seen is not None and now - seen[0] < SESSION_S
 
-    def _lost(self, broker: str, now: float) -> list[Effect]:
-        state = self.state
+    def _lost(self, broker: str, now: float, *, is_whole: bool = True) -> list[Effect]:
+        """It is silent, or was started again; not ``is_whole``: its tail may be gone."""
+        state, effects = self.state, list[Effect]()
         left = tuple(member for member in state.isr if member != broker)
-        if broker in state.isr and left:  # the last member stays: nobody else has it all
+        # Without eligible replicas the last member stays: nobody else has it all.
+        if broker in state.isr and (left or self._options.eligible_leaders):
             effects = self._change(isr=left, leader="" if broker == state.leader else None)
         elif broker == state.leader:
             effects = self._change(leader="")
-        else:
-            return []
-        return [*effects, *self._elect_if_needed(now)]
+        if not is_whole:
+            self.eligible = tuple(each for each in self.eligible if each != broker)
+        return [*effects, *self._elect_if_needed(now)] if effects else []
 
     def _elect_if_needed(self, now: float) -> list[Effect]:
         if self.state.leader:
@@ -164,6 +185,13 @@ class Controller:
         live = [broker for broker in self.state.isr if self._is_live(broker, now)]
         if live:
             return [Note("leader"), *self._change(leader=live[0])]
+        live = [broker for broker in self.eligible if self._is_live(broker, now)]
+        if live:
+            return [Note("leader"), *self._change(leader=live[0], isr=(live[0],))]
+        is_nobody_left = not self.state.isr and not self.eligible
+        if is_nobody_left and self._is_live(self._last_leader, now):
+            last = self._last_leader  # all have lost their page caches: it had the most
+            return [Note("last leader"), *self._change(leader=last, isr=(last,))]
         others = [broker for broker in self._brokers if self._is_live(broker, now)]
         if self._options.unclean_leader_election and others:
             change = self._change(leader=others[0], isr=(others[0],))
@@ -173,14 +201,20 @@ class Controller:
     def _change(
         self, *, isr: tuple[str, ...] | None = None, leader: str | None = None
     ) -> list[Effect]:
-        state = self.state
+        state, options = self.state, self._options
+        self._last_leader = leader or self._last_leader
         self.state = LeaderAndIsr(
             state.epoch + (leader is not None),
             state.leader if leader is None else leader,
             state.isr if isr is None else isr,
             state.version + 1,
         )
-        assert self.state.isr, "The in-sync set is never empty."
+        assert self.state.isr or options.eligible_leaders, "The in-sync set is never empty."
+        if options.eligible_leaders:
+            known = dict.fromkeys((*state.isr, *self.eligible))
+            is_small = len(self.state.isr) < options.min_insync_replicas
+            left = [broker for broker in known if broker not in self.state.isr]
+            self.eligible = tuple(left) if is_small else ()
         return [Send(broker, self.state) for broker in self._brokers]
 
 
@@ -192,6 +226,9 @@ class Broker:
         self.high_watermark = 0
         self.state = LeaderAndIsr(0, "", (), 0)
         self._incarnation = now
+        self._is_whole = bool(store.meta.pop("stopped", 0))
+        self._epoch_start = 0
+        """Of a leader: how long its log was when it became one."""
         self._heartbeat_at = 0.0
         self._offsets: dict[str, int] = {}
         self._caught_up: dict[str, float] = {}
@@ -229,6 +266,8 @@ class Broker:
                 return self._on_state(state, now)
             case Received(source, Produce(value)):
                 return self._on_produce(source, value, now)
+            case Received(source, Ask(number)):
+                return self._on_ask(source, number)
             case Received(source, Fetch() as fetch):
                 is_mine = self.is_leader and fetch.epoch == self.state.epoch
                 return self._on_fetch(source, fetch, now) if is_mine else []
@@ -257,6 +296,7 @@ class Broker:
         if self.is_leader:
             self._offsets = dict.fromkeys(state.isr, 0)
             self._caught_up = dict.fromkeys(state.isr, now)
+            self._epoch_start = len(self.store.log)
             return self._advance()
         if not state.leader:
             return []
@@ -302,7 +342,7 @@ class Broker:
         assert answer.offset <= len(log), "A follower asks for what comes next."
         self._is_fetching = False
         new = answer.entries[len(log) - answer.offset :]
-        log.extend(new)
+        self.store.append(*new)
         self.high_watermark = max(self.high_watermark, min(answer.high_watermark, len(log)))
         if not new:
             return self._ask(now)
@@ -314,9 +354,9 @@ class Broker:
         options = self._options
         if not self.is_leader:
             return [Send(source, Refused(value, self.state.leader))]
-        if options.acks_all and len(self.state.isr) < options.min_insync_replicas:
+        if options.acks_all and self._is_small:
             return [Send(source, Refused(value, self.name))]
-        self.store.log.append(Entry(self.state.epoch, value))
+        self.store.append(Entry(self.state.epoch, value))
         self._waiting[len(self.store.log)] = source
         return [Sync()] if options.flush_each else self._on_grown(now)
 
@@ -337,7 +377,9 @@ class Broker:
         if offset >= self.end:
             self._caught_up[source] = now
         effects = self._advance()
-        if source not in self.state.isr and offset >= self.high_watermark:
+        # What an earlier leader acknowledged may lie above this one's high watermark.
+        least = max(self.high_watermark, self._epoch_start)
+        if source not in self.state.isr and offset >= least:
             effects += self._alter((*self.state.isr, source))
         if offset >= self.end:
             self._parked[source] = fetch
@@ -354,16 +396,34 @@ class Broker:
         """The high watermark is the least end of the in-sync replicas, asked for ones included."""
         members = {*self.state.isr, *self._altering} - {self.name}
         least = min([self.end, *(self._offsets.get(each, 0) for each in members)])
+        if self._options.eligible_leaders and self._is_small:
+            least = 0  # KIP-966: who left the set has all that is committed
         self.high_watermark = max(self.high_watermark, least)
         return self._answer(self.high_watermark) if self._options.acks_all else []
 
     def _answer(self, up_to: int) -> list[Effect]:
-        """Tell clients whose entries count now. Entries stand in the order of their offsets."""
+        """Tell clients whose entries count now. Entries stand in the order of their offsets.
+
+        An entry that counts because the in-sync set has become too small is refused
+        (``NOT_ENOUGH_REPLICAS_AFTER_APPEND``), though it stays in the log."""
         effects: list[Effect] = []
+        is_safe = not (self._options.acks_all and self._is_small)
         while self._waiting and (first := next(iter(self._waiting))) <= up_to:
             value = self.store.log[first - 1].value
-            effects.append(Send(self._waiting.pop(first), Produced(value)))
+            answer = Produced(value) if is_safe else Refused(value, self.name)
+            effects.append(Send(self._waiting.pop(first), answer))
         return effects
+
+    @property
+    def _is_small(self) -> bool:
+        return len(self.state.isr) < self._options.min_insync_replicas
+
+    def _on_ask(self, source: str, number: int) -> list[Effect]:
+        """A consumer sees what is below the high watermark, as far as this broker knows it."""
+        asked = "leader" if self.is_leader else "follower"
+        if self._options.reads != asked:
+            return []
+        return [Send(source, Shown(number, self.high_watermark))]
 
     def _alter(self, isr: tuple[str, ...]) -> list[Effect]:
         if self._altering:
@@ -378,7 +438,7 @@ class Broker:
             effects.append(Sync())
         if now >= self._heartbeat_at:
             self._heartbeat_at = now + HEARTBEAT_S
-            effects.append(Send(CONTROLLER, Heartbeat(self._incarnation)))
+            effects.append(Send(CONTROLLER, Heartbeat(self._incarnation, self._is_whole)))
             for follower, at in self._parked.items():  # they learn the high watermark
                 effects.append(self._fetched(follower, at))
             self._parked.clear()

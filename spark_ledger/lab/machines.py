@@ -17,6 +17,10 @@ NO_VALUE = -1
 """What a leader writes for itself: no application added it."""
 
 
+class NoSpaceError(Exception):
+    """An entry was to be written to a full disk. A server that does not expect it ends."""
+
+
 @dataclass(slots=True)
 class Store:
     """The disk of one server: a log, of which a power cut leaves the first ``synced`` entries.
@@ -30,6 +34,13 @@ class Store:
     meta: dict[str, int] = field(default_factory=dict)
     cuts: int = 0
     """How often it was truncated: a sync that began before says nothing of what came since."""
+    is_full: bool = False
+
+    def append(self, *entries: Entry) -> None:
+        """Write entries behind the log. Raises NoSpaceError: none of them was written."""
+        if self.is_full and entries:
+            raise NoSpaceError
+        self.log.extend(entries)
 
     def truncate(self, length: int) -> int:
         """Cut the log to a length. Returns how many entries are gone."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Final
@@ -15,6 +16,8 @@ _LEFT: Final = 215
 _WIDTH: Final = 900
 _TOP: Final = 64
 _LANE: Final = 70
+_TITLE_CHARACTERS: Final = 125
+"""Of one line."""
 _SLOWEST_MS: Final = 10_000
 _MARKS_MS: Final = (10, 100, 1_000)
 
@@ -22,18 +25,24 @@ _MARKS_MS: Final = (10, 100, 1_000)
 def picture(title: str, runs: Sequence[tuple[Outcome, World]]) -> str:
     """The picture of runs of one scenario. A stroke stands where its value was added, and is as
     high as it waited, on a scale of powers of ten."""
-    height = _TOP + _LANE * len(runs) + 40
+    lines = textwrap.wrap(title, _TITLE_CHARACTERS)
+    top = _TOP + 18 * (len(lines) - 1)
+    height = top + _LANE * len(runs) + 40
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + _WIDTH + 20}" height="{height}" '
         'font-family="sans-serif" font-size="12">',
         '<rect width="100%" height="100%" fill="white"/>',
-        f'<text x="10" y="20" font-size="14" font-weight="bold">{escape(title)}</text>',
-        '<text x="10" y="40">Each stroke is a value: where it was added, and how long it waited '
-        'for its acknowledgement. <tspan fill="#d00000">Red: acknowledged and lost.</tspan> '
+        *(
+            f'<text x="10" y="{20 + 18 * place}" font-size="14" font-weight="bold">'
+            f"{escape(line)}</text>"
+            for place, line in enumerate(lines)
+        ),
+        f'<text x="10" y="{top - 24}">Each stroke is a value: where it was added, and how long it '
+        'waited for its acknowledgement. <tspan fill="#d00000">Red: acknowledged and lost.</tspan> '
         "Dashed lines: faults (grey) and decisions (blue).</text>",
     ]
     for number, (outcome, world) in enumerate(runs):
-        parts += _lane(_TOP + _LANE * (number + 1), outcome, world)
+        parts += _lane(top + _LANE * (number + 1), outcome, world)
     for second in range(int(UNTIL_S) + 1):
         parts.append(_text(_x(second), height - 22, f"{second} s", "middle"))
     return "\n".join([*parts, "</svg>"]) + "\n"

@@ -1,9 +1,9 @@
 """Raft: log matching, the commit rule and reads, after Ongaro and Ousterhout's paper.
 
 "In Search of an Understandable Consensus Algorithm": section 5.3 replication, 5.4 safety, and 8
-reads by read index (6.4 of Ongaro's dissertation). Elections are in ``elections.py``. Left out:
-changes of membership, snapshots. What is counted is on disk: a server answers for what it has
-synced.
+reads by read index (6.4 of Ongaro's dissertation). A server whose disk is full ends. Elections are
+in ``elections.py``. Left out: changes of membership, snapshots. What is counted is on disk: a
+server answers for what it has synced.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from typing import Final, NamedTuple
 
-from spark_ledger.lab.elections import HEARTBEAT_S, Voter
+from spark_ledger.lab.elections import ELECTION_S, HEARTBEAT_S, Voter
 from spark_ledger.lab.machines import (
     NO_VALUE,
     Ask,
@@ -38,6 +38,8 @@ class RaftOptions(NamedTuple):
     """What the paper leaves to whoever builds it."""
 
     pre_vote: bool = False
+    check_quorum: bool = False
+    """A leader that hears no majority for an election timeout follows (6.2 of the dissertation)."""
     reads: str = ""
     """Who reads: nobody; ``index``: whom the leader answers after a majority said that it still
     leads; ``local``: whom a leader answers at once, as it takes itself for one."""
@@ -94,6 +96,7 @@ class RaftNode(Voter):
         self._waiting: dict[int, str] = {}
         self._heard: set[str] = set()
         """Who answered since the last heartbeat."""
+        self._answered_at: dict[str, float] = {}
         self._heartbeat_at = 0.0
         self._last_read = 0
         """Of a leader: the number of its last read; of a follower: the last that it heard of."""
@@ -116,6 +119,7 @@ class RaftNode(Voter):
                     case AppendEntries():
                         return self._on_append(source, message, now)
                     case AppendReply():
+                        self._answered_at[source] = now
                         return self._on_reply(source, message)
                     case _:
                         return self._on_vote(source, message, now)
@@ -130,6 +134,11 @@ class RaftNode(Voter):
             if now < self._heartbeat_at:
                 return []
             self._heartbeat_at = now + HEARTBEAT_S
+            heard = sum(now - at < ELECTION_S[0] for at in self._answered_at.values())
+            if self._options.check_quorum and not self._is_majority(1 + heard):
+                self.leader = ""
+                self._follow(self.term, now)
+                return [Note("stepped down")]
             for peer in set(self.peers) - self._heard:
                 self._next[peer] = self._match[peer]  # what got lost is sent again
             self._heard.clear()
@@ -140,9 +149,10 @@ class RaftNode(Voter):
         self._next = dict.fromkeys(self.peers, len(self.store.log))
         self._match = dict.fromkeys(self.peers, 0)
         self._reads_heard = dict.fromkeys(self.peers, 0)
+        self._answered_at = dict.fromkeys(self.peers, now)
         self._heartbeat_at = now + HEARTBEAT_S
         # An entry of its own term: older ones are committed with it, never by being counted.
-        self.store.log.append(Entry(self.term, NO_VALUE))
+        self.store.append(Entry(self.term, NO_VALUE))
         return [Sync(), *self._replicate(self.peers)]
 
     # -- replication (5.3) -------------------------------------------------------------------------
@@ -150,7 +160,7 @@ class RaftNode(Voter):
     def _on_produce(self, source: str, value: int) -> list[Effect]:
         if self.role != "leader":
             return [Send(source, Refused(value, self.leader))]
-        self.store.log.append(Entry(self.term, value))
+        self.store.append(Entry(self.term, value))
         self._waiting[len(self.store.log)] = source
         return [Sync(), *self._replicate(self.peers)]
 
@@ -182,7 +192,7 @@ class RaftNode(Voter):
                 assert place >= self.commit, "A committed entry is overwritten."
                 effects.append(Note("truncated", self.store.truncate(place)))
             if place >= len(log):
-                log.append(entry)
+                self.store.append(entry)
         self._matched = max(self._matched, at + len(message.entries))
         self.commit = max(self.commit, min(message.commit, self._matched))
         if self._matched > self.store.synced:

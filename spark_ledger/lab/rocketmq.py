@@ -1,11 +1,13 @@
 """RocketMQ's master and slaves: who answers when, and an operator who fails over by hand.
 
-After the pages on master and slave, flushing and high availability in RocketMQ's documentation.
-One broker group. With asynchronous replication the master sends its slaves what is new only when
-its transfer wakes up, ten times a second; with synchronous replication it sends at once, and
-answers when one slave has the value in its page cache (slaves are never asked to flush). Nobody
-elects: a person looks, and names the slave with the longest log. A slave whose log is not the
-beginning of its master's is emptied and copied anew, as that person would do it.
+After the pages on master and slave, flushing and high availability in RocketMQ's documentation; a
+controller instead of the operator is in ``rocketmq_controller.py``. One broker group. With
+asynchronous replication the master sends its slaves what is new only when its transfer wakes up,
+ten times a second; with synchronous replication it sends at once, and answers when one slave has
+the value in its page cache (slaves are never asked to flush). Nobody elects: a person looks, and
+names the slave with the longest log. A slave whose log is not the beginning of its master's is
+emptied and copied anew, as that person would do it. A broker whose disk is full refuses what is to
+be written, and stays what it is.
 """
 
 from __future__ import annotations
@@ -41,11 +43,18 @@ SLAVE_S: Final = 1.0
 BATCH_MAX: Final = 200
 
 
+SYNC_TIMEOUT_S: Final = 0.5
+"""How long a synchronous master waits for a slave before it says so (``syncFlushTimeout``)."""
+
+
 class RocketOptions(NamedTuple):
     """``brokerRole`` (SYNC_MASTER or ASYNC_MASTER) and ``flushDiskType`` of the master."""
 
     sync_replication: bool = False
     sync_flush: bool = False
+    takes_timeouts: bool = False
+    """The application takes FLUSH_SLAVE_TIMEOUT and SLAVE_NOT_AVAILABLE for success: they are no
+    exceptions, and the master has the value. The others send such a value again."""
 
 
 class Alive(NamedTuple):
@@ -53,6 +62,7 @@ class Alive(NamedTuple):
 
     incarnation: float
     length: int
+    last_epoch: int = 0
 
 
 class Role(NamedTuple):
@@ -120,6 +130,8 @@ class Operator:
 class RocketBroker:
     """One broker of the group: the master, or a slave."""
 
+    _governor = OPERATOR
+
     def __init__(self, name: str, store: Store, options: RocketOptions, now: float) -> None:
         self.name, self.store, self._options = name, store, options
         self.role = Role(0, "")
@@ -134,7 +146,8 @@ class RocketBroker:
         self._heard: dict[str, float] = {}
         self._parked: dict[str, int] = {}
         """Slaves that have everything up to here, and wait for more."""
-        self._waiting: dict[int, str] = {}
+        self._waiting: dict[int, tuple[str, float]] = {}
+        """Who waits for an entry, since when."""
 
     @property
     def is_master(self) -> bool:
@@ -177,13 +190,19 @@ class RocketBroker:
     def _on_produce(self, source: str, value: int, now: float) -> list[Effect]:
         if not self.is_master:
             return [Send(source, Refused(value, self.role.master))]
-        if self._options.sync_replication and not self._is_followed(now):
-            return [Send(source, Refused(value, self.name))]
-        self.store.log.append(Entry(self.role.epoch, value))
-        self._waiting[len(self.store.log)] = source
+        must_copy = self._options.sync_replication and not self._options.takes_timeouts
+        # A client that is refused asks the name server, which may know another master.
+        if must_copy and not self._is_followed(now):
+            return [Send(source, Refused(value, ""))]
+        if self.store.is_full:
+            return [Send(source, Refused(value, ""))]  # it goes on being master
+        self.store.append(Entry(self.role.epoch, value))
+        self._waiting[len(self.store.log)] = source, now
         effects: list[Effect] = [Sync()] if self._options.sync_flush else []
+        if self._options.takes_timeouts and not self._is_followed(now):
+            return [*effects, *self._answer_up_to(len(self.store.log))]  # SLAVE_NOT_AVAILABLE
         if self._options.sync_replication:
-            return [*effects, *self._transfer()]
+            return [*effects, *self._transfer(now)]
         return [*effects, *self._answer()]
 
     def _is_followed(self, now: float) -> bool:
@@ -193,12 +212,24 @@ class RocketBroker:
         """Tell clients whose values are as safe as the settings promise."""
         options, end = self._options, len(self.store.log)
         flushed = self.store.synced if options.sync_flush else end
-        copied = max(self._offsets.values(), default=0) if options.sync_replication else end
+        return self._answer_up_to(min(flushed, self._copied()))
+
+    def _copied(self) -> int:
+        """How much is on as many slaves as the settings ask for."""
+        options, end = self._options, len(self.store.log)
+        return max(self._offsets.values(), default=0) if options.sync_replication else end
+
+    def _answer_up_to(self, end: int) -> list[Effect]:
         effects: list[Effect] = []
-        while self._waiting and (first := next(iter(self._waiting))) <= min(flushed, copied):
-            value = self.store.log[first - 1].value
-            effects.append(Send(self._waiting.pop(first), Produced(value)))
+        while self._waiting and (first := next(iter(self._waiting))) <= end:
+            source, _since = self._waiting.pop(first)
+            effects.append(Send(source, Produced(self.store.log[first - 1].value)))
         return effects
+
+    def _answer_late(self, now: float) -> list[Effect]:
+        """Those who have waited for a slave for so long that they are told."""
+        late = [at for at, (_, since) in self._waiting.items() if now - since >= SYNC_TIMEOUT_S]
+        return self._answer_up_to(max(late, default=0))
 
     def _on_follow(self, source: str, follow: Follow, now: float) -> list[Effect]:
         self._heard[source] = now
@@ -208,9 +239,9 @@ class RocketBroker:
         self._offsets[source] = self._parked[source] = offset
         is_behind = len(log) - offset >= BATCH_MAX  # a copy does not sleep between its batches
         wakes = self._options.sync_replication or is_behind
-        return [*self._answer(), *(self._transfer() if wakes else [])]
+        return [*self._answer(), *(self._transfer(now) if wakes else [])]
 
-    def _transfer(self, *, also_empty: bool = False) -> list[Effect]:
+    def _transfer(self, now: float, *, also_empty: bool = False) -> list[Effect]:
         """Send slaves that wait what they lack."""
         effects: list[Effect] = []
         for slave, offset in list(self._parked.items()):
@@ -234,7 +265,9 @@ class RocketBroker:
         self.follows = answer.fits
         if not answer.fits:
             return [Note("truncated", self.store.truncate(0)), *self._follow(now)]
-        self.store.log.extend(answer.entries)
+        if self.store.is_full and answer.entries:
+            return []  # it asks again when it has been silent for long
+        self.store.append(*answer.entries)
         return self._follow(now)
 
     # -- time --------------------------------------------------------------------------------------
@@ -246,10 +279,14 @@ class RocketBroker:
             effects.append(Sync())
         if now >= self._heartbeat_at:
             self._heartbeat_at = now + HEARTBEAT_S
-            effects.append(Send(OPERATOR, Alive(self._incarnation, len(self.store.log))))
+            log = self.store.log
+            alive = Alive(self._incarnation, len(log), log[-1].epoch if log else 0)
+            effects.append(Send(self._governor, alive))
+        if self.is_master and self._options.takes_timeouts:
+            effects += self._answer_late(now)
         if self.is_master and now >= self._transfer_at:
             self._transfer_at = now + TRANSFER_S
-            effects += self._transfer(also_empty=True)
+            effects += self._transfer(now, also_empty=True)
         is_silent = now - self._asked_at >= SLAVE_S / 2
         if self.role.master and not self.is_master and is_silent:
             effects += self._follow(now)

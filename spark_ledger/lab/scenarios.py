@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final, NamedTuple
 
-from spark_ledger.lab.world import World
+from spark_ledger.lab.world import CLIENT, READER, Pace, World
 
 FROM_S: Final = 2.0
 """By then somebody leads."""
@@ -22,15 +23,65 @@ class Scenario(NamedTuple):
     name: str
     what: str
     begin: Callable[[World, tuple[str, ...]], None]
+    pace: Pace = Pace(FROM_S, LOAD_S, EVERY_S, UNTIL_S)
 
 
 def _nothing(world: World, servers: tuple[str, ...]) -> None:
     """All is well."""
 
 
-def _slow(world: World, servers: tuple[str, ...]) -> None:
-    world.loop.at(3.0, None, world.slow, servers[1], 100.0)
+def _slow(factor: float, world: World, servers: tuple[str, ...]) -> None:
+    world.loop.at(3.0, None, world.slow, servers[1], factor)
     world.loop.at(8.0, None, world.slow, servers[1], 1.0)
+
+
+def _full(place: int, world: World, servers: tuple[str, ...]) -> None:
+    world.loop.at(3.0, None, world.fill, servers[place])
+    world.loop.at(8.0, None, world.clear, servers[place])
+
+
+def _leader_apart(world: World, servers: tuple[str, ...]) -> None:
+    for other in world.hosts:
+        if other not in (servers[0], CLIENT, READER):
+            _apart(world, servers[0], other, 3.0, 8.0)
+
+
+def _deaf_leader(world: World, servers: tuple[str, ...]) -> None:
+    for other in servers[1:]:
+        _apart(world, other, servers[0], 3.0, 8.0, one_way=True)
+
+
+def _last_loses_power(world: World, servers: tuple[str, ...]) -> None:
+    # the kernel writes every five seconds: what is acknowledged from 5 s on is in page caches
+    for server, at in zip(servers[2:0:-1], (5.5, 6.5), strict=False):
+        world.loop.at(at, None, world.stop, server)
+        world.loop.at(10.0, None, world.restart, server)
+    _down(world, servers[0], 8.5, 9.0, power=True)
+
+
+def _one_has_it(world: World, servers: tuple[str, ...]) -> None:
+    for server in servers:
+        if server != servers[1]:
+            _apart(world, CLIENT, server, 3.0, 4.0, one_way=True)
+    _down(world, servers[1], 3.5, 8.0, power=True)
+    world.loop.at(3.5, None, _replace_disk, world, servers[1])
+    _down(world, CLIENT, 3.5, 4.0, power=False)
+
+
+def _writer_dies(world: World, servers: tuple[str, ...]) -> None:
+    # 3.001: what was added at 3.0 s is on its way
+    _down(world, CLIENT, 3.001, 3.5, power=False)
+
+
+def _both_die(world: World, servers: tuple[str, ...]) -> None:
+    _dies(world, servers)
+    _writer_dies(world, servers)
+
+
+def _writer_freezes(world: World, servers: tuple[str, ...]) -> None:
+    world.loop.at(3.001, None, world.freeze_client)
+    world.loop.at(3.5, None, world.replace_client)
+    world.loop.at(6.0, None, world.thaw_client)
 
 
 def _dies(world: World, servers: tuple[str, ...]) -> None:
@@ -87,23 +138,24 @@ def _in_turn(world: World, servers: tuple[str, ...]) -> None:
 
 def _disk_lost(world: World, servers: tuple[str, ...]) -> None:
     _dies(world, servers)
-    store = world.hosts[servers[1]].store
+    world.loop.at(7.0, None, _replace_disk, world, servers[1])
 
-    def replace() -> None:
-        store.truncate(0)
-        store.meta.clear()
-        world.fault("has a new disk", servers[1])
 
-    world.loop.at(7.0, None, replace)
+def _replace_disk(world: World, server: str) -> None:
+    store = world.hosts[server].store
+    store.truncate(0)
+    store.meta.clear()
+    world.fault("has a new disk", server)
 
 
 def _drawn(world: World, servers: tuple[str, ...]) -> None:
-    """One server at a time dies, is slow or is cut off, or all lose power, for a while that is
-    drawn."""
-    draw, at = world.random_for("faults"), FROM_S
-    while (at := at + draw.uniform(0.1, 1.5)) < LOAD_S:
+    """One server at a time dies, is slow, full or cut off, or all lose power, for a while that is
+    drawn. All faults are over when no more values come."""
+    draw, at = world.random_for("faults"), _DRAWN.from_s
+    while (at := at + draw.uniform(0.1, 1.5)) < _DRAWN.load_s:
         server, until = draw.choice(servers), at + draw.choice((0.2, 1.0, 4.0)) * draw.random()
-        match draw.choice(("killed", "power", "power of all", "slow", "apart", "one way")):
+        until = min(until, _DRAWN.load_s)
+        match draw.choice(("killed", "power", "power of all", "slow", "full", "apart", "one way")):
             case "killed":
                 _down(world, server, at, until, power=False)
             case "power":
@@ -114,6 +166,9 @@ def _drawn(world: World, servers: tuple[str, ...]) -> None:
             case "slow":
                 world.loop.at(at, None, world.slow, server, draw.choice((10.0, 100.0)))
                 world.loop.at(until, None, world.slow, server, 1.0)
+            case "full":
+                world.loop.at(at, None, world.fill, server)
+                world.loop.at(until, None, world.clear, server)
             case kind:
                 for other in servers:
                     if other != server:
@@ -136,6 +191,7 @@ def _apart(
     def mend() -> None:
         for source, target in directions:
             world.network.mend(source, target)
+        world.fault("connected again", f"{one} {other}")
 
     world.loop.at(from_s, None, cut)
     world.loop.at(to_s, None, mend)
@@ -149,13 +205,41 @@ def _down(world: World, name: str, at_s: float, back_s: float, *, power: bool) -
     world.loop.at(back_s, None, world.restart, name)
 
 
+_DRAWN: Final = Pace(1.0, 11.0, 0.02, 20.0, tick_s=0.02, quiet_s=12.5)
+"""Fewer values and ticks than in ``SCENARIOS``, and no more than it takes to settle: a seed that
+costs half as much leaves time for twice as many."""
+
 SCENARIOS: Final = {
     each.name: each
     for each in (
         Scenario("steady", "nothing goes wrong", _nothing),
-        Scenario("slow-replica", "from 3 s to 8 s the second server is 100 times as slow", _slow),
+        Scenario(
+            "slow-replica-10",
+            "from 3 s to 8 s the second server is 10 times as slow",
+            partial(_slow, 10.0),
+        ),
+        Scenario(
+            "slow-replica",
+            "from 3 s to 8 s the second server is 100 times as slow",
+            partial(_slow, 100.0),
+        ),
         Scenario("replica-dies", "the second server has no power from 3 s to 8 s", _dies),
         Scenario("leader-dies", "the first server has no power from 3 s to 8 s", _leader_dies),
+        Scenario(
+            "writer-dies",
+            "the client dies at 3.001 s with a value on its way; another one begins at 3.5 s",
+            _writer_dies,
+        ),
+        Scenario(
+            "writer-and-bookie-die",
+            "the same, and the second server has no power from 3 s to 8 s",
+            _both_die,
+        ),
+        Scenario(
+            "writer-freezes",
+            "the client stands still from 3.001 s to 6 s; at 3.5 s another one takes its place",
+            _writer_freezes,
+        ),
         Scenario("two-die", "the second and third servers have no power from 3 s to 8 s", _two_die),
         Scenario("power-cut", "no server has power from 3 s to 5 s", _power),
         Scenario(
@@ -163,6 +247,16 @@ SCENARIOS: Final = {
             "from 3 s to 8 s the first server and the other servers do not hear each other; "
             "clients, controller and operator hear all",
             _partition,
+        ),
+        Scenario(
+            "leader-apart",
+            "from 3 s to 8 s nobody but clients hears the first server, and it hears nobody else",
+            _leader_apart,
+        ),
+        Scenario(
+            "deaf-leader",
+            "from 3 s to 8 s the first server does not hear the other servers, which hear it",
+            _deaf_leader,
         ),
         Scenario(
             "follower-apart",
@@ -182,6 +276,28 @@ SCENARIOS: Final = {
             _disk_lost,
         ),
         Scenario(
+            "disk-full",
+            "from 3 s to 8 s the second server's disk is full; if it ends, it is back at 8 s",
+            partial(_full, 1),
+        ),
+        Scenario(
+            "leader-disk-full",
+            "from 3 s to 8 s the first server's disk is full; if it ends, it is back at 8 s",
+            partial(_full, 0),
+        ),
+        Scenario(
+            "one-has-it",
+            "from 3 s to 4 s the second server alone hears the client; at 3.5 s both die, it with "
+            "its disk; another client begins at 4 s, and the server is back at 8 s",
+            _one_has_it,
+        ),
+        Scenario(
+            "last-loses-power",
+            "the third server is stopped in order at 5.5 s and the second at 6.5 s, both are back "
+            "at 10 s; the first has no power from 8.5 s to 9 s",
+            _last_loses_power,
+        ),
+        Scenario(
             "last-dies",
             "the second and third servers have no power from 3 s to 7 s, the first one is killed "
             "at 6 s and back at 10 s",
@@ -198,7 +314,8 @@ SCENARIOS: Final = {
 
 DRAWN: Final = Scenario(
     "drawn",
-    "one server at a time dies, is slow or is cut off, or all lose power, as the seed draws it",
+    "one server at a time dies, is slow, full or cut off, or all lose power, as the seed draws it",
     _drawn,
+    _DRAWN,
 )
 """Not one of ``SCENARIOS``: each seed is another one."""

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import textwrap
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from spark_ledger.errors import ConfigurationError
-from spark_ledger.lab.bookkeeper import METADATA, Bookie, Metadata
+from spark_ledger.lab.bookies import METADATA, Bookie, Metadata
 from spark_ledger.lab.elections import Voter
 from spark_ledger.lab.kafka import Broker
 from spark_ledger.lab.machines import Machine
 from spark_ledger.lab.rocketmq import RocketBroker
 from spark_ledger.lab.runs import Outcome
 from spark_ledger.lab.scenarios import FROM_S
-from spark_ledger.lab.world import Host, World
+from spark_ledger.lab.world import Happened, Host, World
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,8 +29,10 @@ _LOG, _SYNCED, _WATERMARK, _CHARGE = "#9db8d9", "#1f4e8c", "#e07b00", "#2e8b57"
 _KEPT, _LOST, _FAULT, _DECISION = "#2e8b57", "#d00000", "#888888", "#2050c0"
 _LANE_INCHES: Final = 0.72
 _HEAD_INCHES: Final = 0.85
-_MARGIN_INCHES: Final = 0.95
+_MARGIN_INCHES: Final = 0.6
 """Above all lanes, for title and key."""
+_TITLE_CHARACTERS: Final = 125
+"""Of one line."""
 
 
 class Sample(NamedTuple):
@@ -116,12 +119,14 @@ def draw(title: str, runs: Sequence[Run], path: Path) -> None:
     from matplotlib.figure import Figure
 
     lanes = [1 + len(recorder.samples) for _, _, recorder in runs]
-    height = _MARGIN_INCHES + _LANE_INCHES * sum(lanes) + _HEAD_INCHES * len(runs) + 0.4
+    height = _MARGIN_INCHES + _LANE_INCHES * sum(lanes) + _HEAD_INCHES * len(runs) + 0.6
     end_s = max(_quiet_since(recorder) for _, _, recorder in runs) + 0.5
     figure = Figure(figsize=(12.5, height), dpi=100)
-    figure.text(0.012, 1 - 0.25 / height, title, fontsize=11, fontweight="bold", va="center")
-    _key(figure.text, height)
-    top = height - _MARGIN_INCHES
+    head = textwrap.fill(title, _TITLE_CHARACTERS)
+    figure.text(0.012, 1 - 0.12 / height, head, fontsize=11, fontweight="bold", va="top")
+    below = 0.2 * head.count("\n")
+    _key(figure.text, height, below)
+    top = height - _MARGIN_INCHES - below
     for outcome, world, recorder in runs:
         figure.text(
             0.012,
@@ -167,7 +172,7 @@ def _frame(block: Sequence[Axes], end_s: float) -> None:
     block[-1].set_xticklabels([f"{at} s" for at in seconds])
 
 
-def _key(text: Callable[..., object], height: float) -> None:
+def _key(text: Callable[..., object], height: float, below: float) -> None:
     """What the colours mean: one line, because the lanes have no room for a box."""
     rows = (
         (
@@ -191,7 +196,7 @@ def _key(text: Callable[..., object], height: float) -> None:
     for number, row in enumerate(rows):
         at = 0.012
         for word, colour in row:
-            y = 1 - (0.5 + 0.2 * number) / height
+            y = 1 - (0.5 + below + 0.2 * number) / height
             text(at, y, word, color=colour, fontsize=8.5, va="center")
             at += 0.0049 * len(word) + 0.012
 
@@ -258,7 +263,7 @@ def _events(block: Sequence[Axes], world: World, end_s: float) -> None:
     """Lines through all lanes of a run; above them the words, where there is room: decisions in
     the upper row, faults in the lower one."""
     free = {True: 0.0, False: 0.0}
-    for at, who, what, is_fault in world.events:
+    for at, who, what, is_fault in _together(world.events):
         if not FROM_S - 0.2 <= at <= end_s:
             continue
         colour = _FAULT if is_fault else _DECISION
@@ -277,3 +282,15 @@ def _events(block: Sequence[Axes], world: World, end_s: float) -> None:
             color=colour,
         )
         free[is_fault] = at + 0.0052 * len(label) * (end_s - FROM_S)
+
+
+def _together(events: Sequence[Happened]) -> list[Happened]:
+    """What happened to several at once, as one."""
+    found: list[Happened] = []
+    for each in events:
+        if found and (found[-1].at, found[-1].what) == (each.at, each.what):
+            names = dict.fromkeys((*found[-1].who.split(), *each.who.split()))
+            found[-1] = each._replace(who=" ".join(names))
+        else:
+            found.append(each)
+    return found

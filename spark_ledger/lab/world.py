@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from spark_ledger.lab.machines import (
@@ -13,6 +15,7 @@ from spark_ledger.lab.machines import (
     Event,
     Load,
     Machine,
+    NoSpaceError,
     Note,
     Received,
     Saw,
@@ -26,6 +29,9 @@ from spark_ledger.lab.simulation.loop import Process, SimulatedLoop
 from spark_ledger.lab.simulation.network import Direction, Network
 
 CLIENT: Final = "client"
+READER: Final = "reader"
+FORMER_CLIENT: Final = "client-1"
+"""A client that was frozen, when another one has taken its place."""
 MESSAGE_S: Final = 0.0005
 """About the time that a message takes: half to one and a half of it."""
 SYNC_S: Final = 0.002
@@ -33,6 +39,18 @@ SYNC_S: Final = 0.002
 TICK_S: Final = 0.01
 _CALLBACKS_MAX: Final = 20_000_000
 _TICK: Final = Tick()
+
+
+class Pace(NamedTuple):
+    """When values are added, how often time passes for machines, and when a run ends."""
+
+    from_s: float
+    load_s: float
+    every_s: float
+    until_s: float
+    tick_s: float = TICK_S
+    quiet_s: float = math.inf
+    """From then on a run ends as soon as all values are acknowledged."""
 
 
 class Links(NamedTuple):
@@ -55,6 +73,17 @@ class Happened(NamedTuple):
     who: str
     what: str
     is_fault: bool
+
+
+@dataclass(slots=True)
+class Sent:
+    """A message, for people. ``arrived_at``: None if it never came."""
+
+    source: str
+    target: str
+    message: object
+    sent_at: float
+    arrived_at: float | None = None
 
 
 class Host:
@@ -96,10 +125,13 @@ class World:
         self.check: Callable[[], None] = lambda: None
         self.on_event: Callable[[], None] = lambda: None
         """Called after each of ``events``, for who follows the run."""
+        self.trace: list[Sent] | None = None
+        """All messages, if somebody wants them."""
         self.error: BaseException | None = None
         self._directions: dict[tuple[str, str], Direction] = {}
         self._delays = self.random_for("delays")
         self._factor = 1.0
+        self._tick_s = TICK_S
 
     # -- what the network asks for -----------------------------------------------------------------
 
@@ -132,7 +164,7 @@ class World:
         host.is_syncing = host.wants_sync = False
         host.machine = host.make(host.store, self.loop.now)
 
-    def kill(self, name: str, *, power: bool) -> None:
+    def kill(self, name: str, *, power: bool, what: str = "killed") -> None:
         """End a process; with ``power`` its machine too, and with it what was not synced."""
         host = self.hosts[name]
         self.loop.bury(host.process)
@@ -140,7 +172,45 @@ class World:
             host.store.lose_power()
         else:
             host.store.synced = len(host.store.log)  # the kernel lives, and writes it
-        self.fault("power cut" if power else "killed", name)
+        self.fault("power cut" if power else what, name)
+
+    def stop(self, name: str) -> None:
+        """End a process in order: it says on its disk that nothing is missing there."""
+        self.kill(name, power=False, what="stopped")
+        self.hosts[name].store.meta["stopped"] = 1
+
+    def fill(self, name: str) -> None:
+        """A server's disk has no room for entries."""
+        self.hosts[name].store.is_full = True
+        self.fault("disk full", name)
+
+    def clear(self, name: str) -> None:
+        """There is room again; who ended for lack of it is started again."""
+        host = self.hosts[name]
+        host.store.is_full = False
+        self.fault("disk has room", name)
+        if not host.process.alive:
+            self.restart(name)
+
+    def freeze_client(self) -> None:
+        """The client stands still."""
+        self.hosts[CLIENT].process.paused = True
+        self.fault("frozen", CLIENT)
+
+    def replace_client(self) -> None:
+        """Another client takes its place; the frozen one has another name from now on."""
+        former = self.hosts[CLIENT]
+        former.name = FORMER_CLIENT
+        self.hosts[FORMER_CLIENT] = former
+        host = self.hosts[CLIENT] = Host(CLIENT, former.make)
+        host.starts = former.starts
+        self._start(host)
+        self.fault("another one begins", CLIENT)
+
+    def thaw_client(self) -> None:
+        """The frozen client goes on, as if no time had passed."""
+        self.loop.resume(self.hosts[FORMER_CLIENT].process)
+        self.fault("goes on", FORMER_CLIENT)
 
     def restart(self, name: str) -> None:
         """Start a dead server again, on its disk."""
@@ -157,14 +227,21 @@ class World:
     def _tick(self) -> None:
         """Time passes for all hosts at once: a callback for each would be most of a run."""
         for host in tuple(self.hosts.values()):
-            if host.process.alive:
+            if host.process.alive and not host.process.paused:
                 self.give(host, _TICK)
         self.check()
-        self.loop.later(TICK_S, None, self._tick)
+        self.loop.later(self._tick_s, None, self._tick)
 
     def give(self, host: Host, event: Event) -> None:
         """Let a machine take in an event, and perform what follows."""
-        for effect in host.machine.handle(event, self.loop.now):
+        try:
+            effects = host.machine.handle(event, self.loop.now)
+        except NoSpaceError:
+            self.loop.bury(host.process)
+            host.store.synced = len(host.store.log)
+            self._note(host.name, "ends: no room", is_fault=True)
+            return
+        for effect in effects:
             self._perform(host, effect)
 
     def _perform(self, host: Host, effect: Effect) -> None:
@@ -190,7 +267,18 @@ class World:
             direction = self._directions[key] = Direction()
         self._factor = max(source.slowness, target.slowness)
         arrived = Received(source.name, message)
-        self.network.send(source.name, target.process, direction, self.give, target, arrived)
+        if self.trace is None:
+            self.network.send(source.name, target.process, direction, self.give, target, arrived)
+            return
+        sent = Sent(source.name, target.name, message, self.loop.now)
+        self.trace.append(sent)
+        self.network.send(
+            source.name, target.process, direction, self._give_traced, sent, target, arrived
+        )
+
+    def _give_traced(self, sent: Sent, target: Host, event: Event) -> None:
+        sent.arrived_at = self.loop.now
+        self.give(target, event)
 
     def _sync(self, host: Host) -> None:
         if host.is_syncing:
@@ -214,19 +302,27 @@ class World:
 
     # -- running -----------------------------------------------------------------------------------
 
-    def run(self, *, from_s: float, load_s: float, every_s: float, until_s: float) -> None:
-        """Add values at an even rate from ``from_s`` up to ``load_s``; go on to ``until_s``."""
-        self.loop.at(from_s, None, self._load, 0, load_s, every_s)
+    def run(self, pace: Pace) -> None:
+        """Add values at an even rate, and go on to the end."""
+        self._tick_s = pace.tick_s
+        self.loop.at(pace.from_s, None, self._load, 0, pace)
+
+        def is_done() -> bool:
+            is_quiet = self.loop.now >= pace.quiet_s and len(self.acknowledged) == len(self.sent)
+            return is_quiet or self.error is not None
+
         self._tick()
-        self.loop.run(lambda: self.error is not None, until_s=until_s, callbacks_max=_CALLBACKS_MAX)
+        self.loop.run(is_done, until_s=pace.until_s, callbacks_max=_CALLBACKS_MAX)
         if self.error is not None:
             raise self.error
 
-    def _load(self, value: int, load_s: float, every_s: float) -> None:
-        self.sent[value] = self.loop.now
-        self.give(self.hosts[CLIENT], Load(value))
-        if self.loop.now + every_s < load_s:
-            self.loop.later(every_s, None, self._load, value + 1, load_s, every_s)
+    def _load(self, value: int, pace: Pace) -> None:
+        client = self.hosts[CLIENT]
+        if client.process.alive and not client.process.paused:
+            self.sent[value] = self.loop.now
+            self.give(client, Load(value))
+        if self.loop.now + pace.every_s < pace.load_s:
+            self.loop.later(pace.every_s, None, self._load, value + 1, pace)
 
     def _on_error(self, error: BaseException | None, text: str) -> None:
         self.error = self.error or error or AssertionError(text)

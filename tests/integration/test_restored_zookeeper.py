@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +17,8 @@ import pytest
 
 from spark_ledger.aio import connect
 from spark_ledger.client.ledger_client import LedgerClient
-from spark_ledger.errors import LedgerError, NoSuchLedgerError
+from spark_ledger.errors import LedgerError, MetadataUnavailableError, NoSuchLedgerError
+from spark_ledger.keeper.nodes import read_state
 from spark_ledger.limits.metadata import RESTORED_IDS_SKIPPED
 from spark_ledger.local import LocalCluster
 
@@ -140,3 +143,33 @@ def test_restored_zookeeper_changes_no_ledger_and_gives_no_id_again(
                 await write(fresh, "at last")
 
     asyncio.run(main())
+
+
+def test_keeper_of_a_restored_zookeeper_is_followed_by_one_that_works(tmp_path: Path) -> None:
+    """The one that has seen later metadata ends; it neither works on nor keeps its place."""
+
+    async def main(cluster: LocalCluster) -> None:
+        async with await connect(cluster.uri) as client:
+            await passes_after(client, 0)
+        await asyncio.to_thread(backup, cluster, tmp_path / "backup")
+        async with await connect(cluster.uri) as client:
+            for number in range(3):
+                await write(client, f"lost {number}")
+            await passes_after(client, time.time_ns())  # it has seen what is lost
+        await asyncio.to_thread(restore, cluster, tmp_path / "backup")
+        async with await connect(cluster.uri) as client:
+            await passes_after(client, time.time_ns())
+
+    with LocalCluster(bookies=3, keeper=True) as cluster:
+        asyncio.run(main(cluster))
+
+
+async def passes_after(client: LedgerClient, since_ns: int) -> None:
+    """Wait until a keeper has ended a pass after this time."""
+    async with asyncio.timeout(2 * PATIENCE_S):
+        while True:
+            with contextlib.suppress(MetadataUnavailableError):
+                state = await read_state(client.store)
+                if state is not None and state.value.time_ms > since_ns // 10**6:
+                    return
+            await asyncio.sleep(0.2)

@@ -167,6 +167,29 @@ def _hostile(figures: Figures) -> str:
     return f"Each kind for {figures['seconds']:g} s.\n\n" + table(heads, rows)
 
 
+def _lab(figures: Figures) -> str:
+    models = (
+        (name, m["schedules"], m["lost"], m["stale"], m["unacknowledged"], len(m["broken"]))
+        for name, m in figures["models"].items()
+    )
+    weak = (
+        (name, one["schedules"], "none" if one["seed"] is None else one["seed"], one["lost"])
+        for name, one in figures["weaknesses"].items()
+    )
+    heads = (
+        "model", "schedules", "in which values were lost", "in which reads were old",
+        "values never acknowledged", "invariants broken",
+    )  # fmt: skip
+    found = (
+        "Settings that promise less, and the first seed of `ledger lab explain drawn --seed N`\n"
+    )
+    return (
+        table(heads, models)
+        + f"\n{found}that loses a value or shows an old one.\n\n"
+        + table(("setting", "schedules", "seed", "values lost, at most"), weak)
+    )
+
+
 def _fixes() -> str:
     bugs = tomllib.loads(BUGS.read_text(encoding="utf-8"))["bugs"]
     return table(("bug", "what was changed"), ((bug["bug"], bug["fix"]) for bug in bugs))
@@ -179,4 +202,5 @@ _SECTIONS: Final[dict[str, tuple[str, Callable[[Figures], str]]]] = {
     "fuzz": ("Fuzzing", _fuzz),
     "chaos": ("Chaos", _chaos),
     "hostile": ("Attack", _hostile),
+    "lab": ("Other protocols", _lab),
 }

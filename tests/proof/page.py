@@ -109,6 +109,18 @@ def _hostile(figures: Figures) -> str:
     )
 
 
+def _lab(figures: Figures) -> str:
+    models, weak = figures["models"], figures["weaknesses"].values()
+    runs = {model["schedules"] for model in models.values()}
+    each = f"{min(runs):,}" if len(runs) == 1 else f"{min(runs):,} to {max(runs):,}"
+    broken = sum(bool(m["lost"] or m["unacknowledged"] or m["broken"]) for m in models.values())
+    found = sum(one["seed"] is not None for one in weak)
+    return (
+        f"{len(models)} models, {each} schedules of each: {broken} broke a promise; weaknesses of "
+        f"{found} of {len(weak)} other settings were found"
+    )
+
+
 def _coverage(figures: Figures) -> str:
     return f"{figures['percent']:.0f} % of lines and branches of {len(figures['files'])} files"
 
@@ -135,6 +147,7 @@ _NAMES: Final = {
     "fuzz": "Fuzzing",
     "chaos": "Chaos",
     "hostile": "Attack",
+    "lab": "Other protocols",
     "coverage": "Branches",
 }
 
@@ -146,6 +159,8 @@ _METHODS: Final = {
     "fuzz": "Malformed input to every parser of bytes and text",
     "chaos": "Real processes under load that are killed, paused, cut off and rolled back",
     "hostile": "Hostile clients against a real bookie, beside a steady appender",
+    "lab": "The [lab](spark_ledger/lab/README.md)'s Kafka, Raft, RocketMQ, DLedger and BookKeeper, "
+    "with faults drawn from a seed",
     "coverage": "Protocol, wire formats, rules and records of a bookie, by their own tests alone",
 }
 
@@ -157,6 +172,7 @@ _SHARES: Final = {
     "fuzz": f"{effort.FUZZED_INPUTS.test:,} inputs, and a bookie's socket",
     "chaos": f"two mixes of faults, {effort.CHAOS_SECONDS.test} s each",
     "hostile": f"{len(effort.HOSTILE_KINDS)} kinds, {effort.HOSTILE_SECONDS.test} s each",
+    "lab": f"{effort.LAB_SCHEDULES.test} schedules of each model",
     "coverage": "these tests, not measured",
 }
 
@@ -168,6 +184,7 @@ _FINDINGS: Final[dict[str, Callable[[Figures], str]]] = {
     "fuzz": _fuzz,
     "chaos": _chaos,
     "hostile": _hostile,
+    "lab": _lab,
     "coverage": _coverage,
 }
 

@@ -41,6 +41,7 @@ STEPS: Final = (
     Step("fuzz", "tests.fuzz", ("--inputs", str(effort.FUZZED_INPUTS.proof))),
     Step("chaos", "tests.chaos", ("--minutes", f"{effort.CHAOS_SECONDS.proof / 60:g}")),
     Step("hostile", "tests.hostile", ("--seconds", str(effort.HOSTILE_SECONDS.proof))),
+    Step("lab", "tests.lab", ("--schedules", str(effort.LAB_SCHEDULES.proof))),
     Step("coverage", "tests.coverage"),
 )
 

@@ -30,7 +30,18 @@ from spark_ledger.limits.bookie import BOOKIE_REFRESH_INTERVAL_S
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.cluster import CLUSTER_PATH, ensure_cluster
 from spark_ledger.metadata.codec import encode_bookie
+from spark_ledger.metadata.collection import (
+    CollectionNode,
+    CollectionOrder,
+    collection_path,
+    read_collection,
+    read_order,
+    write_order,
+)
+from spark_ledger.metadata.cookies import leaving_path
+from spark_ledger.metadata.json_nodes import encode_node
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, MemoryTree, Outcome
+from spark_ledger.repair.nodes import leaving
 from spark_ledger.types import BookieId, BookieInfo, BookieState
 
 
@@ -81,9 +92,35 @@ async def test_a_bookie_without_a_name_gets_a_random_one(
 async def test_a_name_is_given_once(config: BookieConfig, store: MemoryMetadataStore) -> None:
     await format_new(config, store)
     other = config_in(config.journal_directory.parent / "elsewhere")
-    with pytest.raises(ConfigurationError, match="'b1' is taken"):
+    with pytest.raises(ConfigurationError, match=r"'b1' is taken.*decommission b1`"):
         await format_new(other, store)
     assert not other.journal_directory.exists()
+
+
+@with_store
+async def test_name_of_a_bookie_that_has_left_begins_anew(
+    config: BookieConfig, store: MemoryMetadataStore
+) -> None:
+    """It was stopped late, so that its decommission left the word for it."""
+    await store.create(leaving_path(BookieId("b1")), b"")
+    await store.create(leaving_path(BookieId("b2")), b"")
+    await format_new(config, store)
+    assert await leaving(store) == {"b2"}, "the new bookie was not told to leave"
+
+
+@with_store
+async def test_bookie_of_a_name_that_has_left_begins_without_its_mark(
+    config: BookieConfig, store: MemoryMetadataStore
+) -> None:
+    """Its disk knows no mark: with the old one it would take the metadata for restored (rule G4),
+    and with an old order it might be told that they are right."""
+    await format_new(config, store)
+    await store.create(collection_path(BookieId("b1")), encode_node(CollectionNode(mark="old")))
+    await write_order(store, BookieId("b1"), CollectionOrder(token="t", accept_restored=True))
+    await BookieRegistry(store).delete_cookie(BookieId("b1"))
+    await format_new(config_in(config.journal_directory.parent / "again"), store)
+    assert await read_collection(store, BookieId("b1")) is None
+    assert await read_order(store, BookieId("b1")) is None
 
 
 @with_store

@@ -8,7 +8,9 @@ import pytest
 
 from spark_ledger.cli.app import main
 from spark_ledger.lab import claims
-from spark_ledger.lab.claims import CLAIMS, REAL, Claim, Figure, Real, outcome, page
+from spark_ledger.lab.claims import CLAIMS
+from spark_ledger.lab.claims_page import REAL, Real, page
+from spark_ledger.lab.experiments import Claim, Figure, outcome
 from spark_ledger.lab.kafka import SESSION_S
 from spark_ledger.lab.scenarios import EVERY_S
 from tests.effort import LAB_CLAIMS, in_shares

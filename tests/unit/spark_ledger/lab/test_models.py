@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from spark_ledger.lab.bookkeeper import Add, Added, AskLast, Bookie
+from spark_ledger.lab.bookies import Add, Added, AskLast, Bookie
 from spark_ledger.lab.elections import RequestVote, Vote
 from spark_ledger.lab.kafka import (
     AlterIsr,
@@ -110,9 +110,9 @@ def test_follower_refuses_entries_behind_one_of_another_term() -> None:
 # -- Kafka -----------------------------------------------------------------------------------------
 
 
-def kafka(*isr: str, log: tuple[Entry, ...] = (), **options: bool) -> Broker:
+def kafka(*isr: str, log: tuple[Entry, ...] = (), flush_each: bool = False) -> Broker:
     """n0, which leads epoch 1 with these in-sync replicas."""
-    settings = KafkaOptions(min_insync_replicas=min(2, len(isr)), **options)
+    settings = KafkaOptions(min_insync_replicas=min(2, len(isr)), flush_each=flush_each)
     broker = Broker("n0", Store(list(log), len(log)), settings, 0.0)
     tell(broker, "controller", LeaderAndIsr(1, "n0", isr, 1))
     return broker

@@ -10,13 +10,14 @@ from dataclasses import replace
 
 import pytest
 
-from spark_ledger.errors import MetadataUnavailableError
-from spark_ledger.limits.metadata import DIRECTORY_JITTER_S
+from spark_ledger.errors import ConfigurationError, MetadataUnavailableError
+from spark_ledger.limits.metadata import DIRECTORY_JITTER_S, DIRECTORY_REFRESH_S
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.codec import encode_bookie
 from spark_ledger.metadata.directory import BookieDirectory
 from spark_ledger.metadata.memory import Fault, MemoryTree, Outcome
-from spark_ledger.types import BookieId, BookieInfo, BookieState
+from spark_ledger.types import BookieId, BookieInfo, BookieState, Versioned
+from tests.unit.virtual_time import run_in_virtual_time
 
 
 def bookie(name: str, address: str = "127.0.0.1:1", state: str = "writable") -> BookieInfo:
@@ -277,3 +278,31 @@ def test_refresh_that_waited_for_a_failed_read_fails_without_another() -> None:
         await directory.close()
 
     asyncio.run(main())
+
+
+def test_list_that_cannot_be_read_for_another_reason_is_read_again_later() -> None:
+    """As while another ZooKeeper answers: once the right one is back, the client follows again."""
+
+    class Refused(BookieRegistry):
+        is_refused = False
+
+        async def names(self, state: BookieState) -> Versioned[list[BookieId]]:
+            if self.is_refused:
+                raise ConfigurationError("no longer holds the cluster")
+            return await super().names(state)
+
+    async def main() -> None:
+        tree = MemoryTree()
+        registry = Refused(tree.open_session())
+        directory = BookieDirectory(registry)
+        await directory.start()
+        registry.is_refused = True
+        await BookieRegistry(tree.open_session()).register(bookie("a"))
+        await asyncio.sleep(1.0)
+        registry.is_refused = False
+        await BookieRegistry(tree.open_session()).register(bookie("b"))
+        await asyncio.sleep(3 * DIRECTORY_REFRESH_S)
+        assert directory.all() == [bookie("a"), bookie("b")]
+        await directory.close()
+
+    run_in_virtual_time(main())

@@ -7,13 +7,13 @@ import random
 
 import pytest
 
-from spark_ledger.errors import ConflictError
+from spark_ledger.errors import ConflictError, MetadataUnavailableError, OutcomeUnknownError
 from spark_ledger.limits.metadata import LEDGER_ID_BLOCK, LEDGER_ID_BLOCK_MAX
 from spark_ledger.metadata.codec import CounterNode
 from spark_ledger.metadata.json_nodes import decode_node
 from spark_ledger.metadata.ledger_ids import COUNTER_PATH
 from spark_ledger.metadata.ledgers import LedgerStore
-from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, MemoryTree
+from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, MemoryTree, Outcome
 
 
 class Forgetful(MemoryMetadataStore):
@@ -113,4 +113,29 @@ def test_client_that_needs_few_ids_takes_small_blocks(monkeypatch: pytest.Monkey
         assert taken == ids[-1] + 1
 
     monkeypatch.setattr("spark_ledger.metadata.ledger_ids.LEDGER_ID_BLOCK_S", 0.0)
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("how", ["unavailable", "no reply", "cancelled"])
+def test_id_block_that_could_not_be_taken_is_given_to_nobody(how: str) -> None:
+    """Not the ids behind the last block either: another client has them."""
+
+    async def main() -> None:
+        tree, fault = MemoryTree(), Fault()
+        ours = LedgerStore(tree.open_session(interpose=lambda _name, _path: fault))
+        theirs = LedgerStore(tree.open_session())
+        given = [await ours.new_ledger_id() for _ in range(LEDGER_ID_BLOCK)]
+        given += [await theirs.new_ledger_id() for _ in range(LEDGER_ID_BLOCK)]
+        if how == "cancelled":
+            fault = Fault(delay_s=10.0)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(ours.new_ledger_id(), 0.01)
+        else:
+            fault = Fault(Outcome.UNAVAILABLE if how == "unavailable" else Outcome.LOST_REPLY)
+            with pytest.raises((MetadataUnavailableError, OutcomeUnknownError)):
+                await ours.new_ledger_id()
+        fault = Fault()
+        given += [await ours.new_ledger_id() for _ in range(2 * LEDGER_ID_BLOCK)]
+        assert len({*given}) == len(given)
+
     asyncio.run(main())

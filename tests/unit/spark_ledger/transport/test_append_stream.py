@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 
 from spark_ledger.limits import MIB
-from spark_ledger.limits.entries import APPEND_MESSAGE_BYTES_TARGET
+from spark_ledger.limits.entries import APPEND_MESSAGE_ADDS_MAX, APPEND_MESSAGE_BYTES_TARGET
 from spark_ledger.runs import EntryRun
 from spark_ledger.transport.append_stream import (
     AppendCall,
@@ -197,6 +197,17 @@ async def test_a_message_stays_below_its_target_unless_one_run_is_larger(f: Fixt
         [100, 100],
     ]
     assert sorted(f.call.sizes)[-2] < APPEND_MESSAGE_BYTES_TARGET + 1000
+
+
+@on_loop
+async def test_a_message_has_no_more_adds_than_a_bookie_takes(f: Fixture) -> None:
+    """It refuses a message with more, and so it would each time that it is sent again."""
+    appender = f.open()
+    for entry in range(2 * APPEND_MESSAGE_ADDS_MAX + 1):
+        appender.send(make_run(entry, 1))
+    await settle()
+    most = APPEND_MESSAGE_ADDS_MAX
+    assert [len(adds) for adds in f.call.messages] == [most, most, 1]
 
 
 @on_loop

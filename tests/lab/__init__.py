@@ -1,0 +1,1 @@
+"""Many schedules of the replication lab's models: ``python -m tests.lab``."""

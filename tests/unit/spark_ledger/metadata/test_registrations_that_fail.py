@@ -1,0 +1,114 @@
+"""Registrations that fail on the way or meet their own end: what stands afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from spark_ledger.errors import ConflictError, MetadataUnavailableError
+from spark_ledger.metadata.bookies import BookieRegistry
+from spark_ledger.metadata.memory import Fault, MemoryTree, Outcome
+from spark_ledger.types import BookieId, BookieInfo, BookieState
+from tests.unit.virtual_time import run_in_virtual_time
+
+B = BookieId("b")
+INFO = BookieInfo(B, "127.0.0.1:1")
+
+
+def test_contact_that_fails_is_made_before_the_next_attempt() -> None:
+    """A bookie that is not sure whose start is the last one must not be announced."""
+
+    async def main() -> None:
+        made = 0
+
+        async def contact() -> None:
+            nonlocal made
+            made += 1
+            if made == 1:
+                raise MetadataUnavailableError("not now")
+
+        registry = BookieRegistry(MemoryTree().open_session(), at_contact=contact)
+        with pytest.raises(MetadataUnavailableError):
+            await registry.register(INFO)
+        assert not registry.registered and await registry.list() == []
+        await registry.register(INFO)
+        assert (made, registry.registered) == (2, True)
+        await registry.register(replace(INFO, state=BookieState.READ_ONLY))
+        assert made == 2, "once for each connection"
+        await registry.deregister()
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize("name", ["get", "is_own", "create", "delete"])
+def test_bookie_that_withdraws_while_it_changes_its_state_is_gone(name: str) -> None:
+    """Clients would choose it for new ledgers until its session ends."""
+
+    async def main() -> None:
+        tree = MemoryTree()
+        slow: set[str] = set()
+        asked = asyncio.Event()
+
+        def interpose(operation: str, _path: str) -> Fault:
+            if operation in slow:
+                slow.clear()
+                asked.set()
+                return Fault(delay_s=1.0)
+            return Fault()
+
+        registry = BookieRegistry(tree.open_session(interpose=interpose))
+        await registry.register(INFO)
+        slow.add(name)
+        changing = asyncio.ensure_future(
+            registry.register(replace(INFO, state=BookieState.READ_ONLY))
+        )
+        await asyncio.wait(
+            [changing, asyncio.ensure_future(asked.wait())], return_when="FIRST_COMPLETED"
+        )
+        await registry.deregister()
+        await changing
+        await registry.deregister()
+        assert await registry.list() == []
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize("outcome", [Outcome.LOST_REQUEST, Outcome.LOST_REPLY, Outcome.UNAVAILABLE])
+@pytest.mark.parametrize("times", [1, 3, 20])
+def test_lost_session_is_replaced_however_often_that_fails(outcome: Outcome, times: int) -> None:
+    """Else the bookie serves on, and nobody finds it until somebody starts it anew."""
+
+    async def main() -> None:
+        tree = MemoryTree()
+        left = 0
+
+        def interpose(name: str, _path: str) -> Fault:
+            nonlocal left
+            if name != "create" or not left:
+                return Fault()
+            left -= 1
+            return Fault(outcome)
+
+        session = tree.open_session(interpose=interpose)
+        registry = BookieRegistry(session)
+        await registry.register(INFO)
+        left = times
+        session.expire()
+        await asyncio.sleep(100.0)
+        assert registry.registered and await registry.list() == [INFO]
+        await registry.deregister()
+
+    run_in_virtual_time(main())
+
+
+def test_cookie_that_is_made_again_with_the_same_bytes_is_the_same() -> None:
+    async def main() -> None:
+        registry = BookieRegistry(MemoryTree().open_session())
+        await registry.create_cookie(B, b"of this one")
+        await registry.create_cookie(B, b"of this one")
+        with pytest.raises(ConflictError, match="is taken in this cluster"):
+            await registry.create_cookie(B, b"of another")
+
+    run_in_virtual_time(main())

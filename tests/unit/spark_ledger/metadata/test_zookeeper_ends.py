@@ -1,0 +1,96 @@
+"""How a ZooKeeper store ends, also one that never connected; and what is asked behind a sync."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from spark_ledger.errors import ConfigurationError, MetadataUnavailableError
+from spark_ledger.metadata.cluster import CLUSTER_PATH
+from spark_ledger.metadata.connect import open_store
+from spark_ledger.metadata.zookeeper import session
+from spark_ledger.metadata.zookeeper.store import ZooKeeperStore
+from spark_ledger.types import Versioned
+from tests.unit.spark_ledger.metadata.fake_zookeeper import FakeServer, Run, run
+
+__all__ = ["run"]
+
+
+@pytest.mark.parametrize("ends_by", ["timeout", "cancellation"])
+def test_connect_to_nobody_leaves_no_session(ends_by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service that tries again for a day would have thousands of kazoo's threads."""
+    server = FakeServer()
+    server.is_up = False
+    monkeypatch.setattr(session, "KazooClient", server.client)
+
+    async def main() -> None:
+        connecting = asyncio.ensure_future(open_store("zk://h:1/root", connect_timeout_s=0.05))
+        await asyncio.sleep(0.01)
+        if ends_by == "cancellation":
+            connecting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await connecting
+        else:
+            with pytest.raises(MetadataUnavailableError, match="no ZooKeeper answered"):
+                await connecting
+        assert [client.is_stopped for client in server.clients] == [True]
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("how", ["break_connection", "expire", "die"])
+def test_store_that_is_closed_without_a_connection_leaves_no_task(run: Run, how: str) -> None:
+    """It looked why there was none, or made another client."""
+
+    async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        before = asyncio.all_tasks()
+        getattr(server.clients[0], how)()
+        await asyncio.sleep(0)
+        assert asyncio.all_tasks() - before, "it does something about it"
+        await store.close()
+        await asyncio.sleep(0)
+        assert asyncio.all_tasks() <= before
+        assert all(client.is_stopped for client in server.clients)
+
+    run(scenario)
+
+
+def test_what_must_be_of_now_is_asked_behind_a_sync(run: Run) -> None:
+    """A server that lags would tell an owner that has gone from one that is there, and wrongly."""
+
+    async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        await store.create("n", b"", ephemeral=True)
+        for question in (store.get_latest, store.is_own):
+            server.requests.clear()
+            assert await question("n")
+            assert [name for name, _path in server.requests] == ["sync", "get"]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("question", ["get", "get_latest"])
+def test_cluster_is_known_however_its_node_was_read(run: Run, question: str) -> None:
+    async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        (client,) = server.clients
+        await store.create(CLUSTER_PATH, b"this one")
+        await getattr(store, question)(CLUSTER_PATH)
+        server.delete(f"/root/{CLUSTER_PATH}")
+        client.expire()
+        client.connect()
+        with pytest.raises(ConfigurationError, match="no longer holds the cluster"):
+            await store.children("n")
+
+    run(scenario)
+
+
+def test_missing_node_has_no_children_and_no_number(run: Run) -> None:
+    """With that of a node without children, its first child would look like one that came again."""
+
+    async def scenario(_server: FakeServer, store: ZooKeeperStore) -> None:
+        assert await store.listing("n") == Versioned([], -1)
+        await store.create("n", b"")
+        assert await store.listing("n") == Versioned([], 0)
+
+    run(scenario)
