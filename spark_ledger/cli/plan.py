@@ -78,8 +78,7 @@ def plan(
     A query makes the same ones. A fragment is named LEDGER:FIRST ENTRY. A task prefers a bookie on
     its own host, and asks another where the planned one is slow or away.
 
-    A read of more than 4,096 segments is planned by commits, which the tasks look up: bookies are
-    those of the first commit of each partition then.
+    Of more than 4,096 segments, bookies are those of the first commit of each partition.
 
     With a time or a key, segments that can have no such row are skipped, as a query with the
     options startingEventTime, endingEventTime and keyEquals does; the last line says how much.

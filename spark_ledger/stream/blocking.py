@@ -30,7 +30,6 @@ from spark_ledger.stream.model import (
     SinkRecord,
     StreamConfig,
 )
-from spark_ledger.stream.packs.model import Packs
 from spark_ledger.stream.packs.optimizer import OptimizeOptions, Packed, Progress
 from spark_ledger.stream.plan.locate import Located
 from spark_ledger.stream.positions import Position
@@ -334,10 +333,6 @@ class Stream:
     def locate(self, ledger_ids: Iterable[LedgerId]) -> Located:
         """Where the entries of ledgers lie, as far as that can be looked up now."""
         return self._call(self._stream.locator.locate(ledger_ids))
-
-    def packs(self) -> Packs:
-        """The packs of the stream, as they are now."""
-        return self._call(self._stream.packs())
 
     def marks(self, first: int, end: int) -> list[CommitMark]:
         """Where every hundredth commit between two begins: see ``stream.Stream.marks``."""

@@ -33,7 +33,6 @@ from spark_ledger.stream.model import (
     check_sink_id,
 )
 from spark_ledger.stream.nodes import StreamNodes
-from spark_ledger.stream.packs.model import NO_PACKS, Packs
 from spark_ledger.stream.packs.optimizer import Optimizer
 from spark_ledger.stream.plan.locate import Locator
 from spark_ledger.stream.positions import Position, parse_position
@@ -290,12 +289,6 @@ class Stream:
         return await self._log.between(
             head, first_segment, end_segment, max_rows=max_rows, max_bytes=max_bytes
         )
-
-    async def packs(self) -> Packs:
-        """The packs of the stream, as they are now; none of one that was never optimized."""
-        if not self.config.has_packs:
-            return NO_PACKS
-        return (await self._reader.packs.read()).value
 
     async def marks(self, first: int, end: int) -> list[CommitMark]:
         """Where every hundredth commit between two, both excluded, begins: to share out a read."""

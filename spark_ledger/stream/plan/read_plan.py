@@ -65,7 +65,7 @@ def with_bookies(stream: Stream, plans: Sequence[Plan]) -> list[Plan]:
     """The same partitions, each with the bookies that it asks first (rule T20)."""
     if not plans:
         return []
-    packs = stream.packs()
+    packs = stream.retention.packs()
     located = stream.locate(ledgers_of((part for plan in plans for part in plan.ranges), packs))
     balance = Balance(weights_of(located.bookies), turn=plans[0].ranges[0].segment.number)
     return [
@@ -81,7 +81,7 @@ def spans_with_bookies(stream: Stream, spans: Sequence[Span]) -> list[Span]:
         return list(spans)
     commits = [stream.commit(span.commits.start) for span in spans]
     samples = [ranges_between([each], Dlsn(0), Dlsn(each.end_segment)) for each in commits]
-    packs = stream.packs()
+    packs = stream.retention.packs()
     located = stream.locate(ledgers_of((part for each in samples for part in each), packs))
     balance = Balance(weights_of(located.bookies), turn=commits[0].first_segment)
     starts = [*(each.bytes_before for each in commits), _bytes_before(stream, spans[-1])]

@@ -53,7 +53,7 @@ def test_plan_of_a_long_read_counts_by_commits(
 
 def test_plan_of_packed_commits_names_the_bookies_of_the_pack(stream: Stream, run: Run) -> None:
     assert run("streams", "optimize", "s", "--min-entries", "6").status == 0
-    (pack,) = stream.packs().packs
+    (pack,) = stream.retention.packs().packs
     rows = [
         json.loads(line)
         for line in run("streams", "plan", "s", "--partitions", "2", "--json").out.splitlines()

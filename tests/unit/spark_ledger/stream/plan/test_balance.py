@@ -220,7 +220,7 @@ def _planned(
     stream: Any = SimpleNamespace(
         commits_between=lambda first, end: made[first:end],
         locate=lambda ids: Located({n: ledgers[n] for n in ids}, tuple(infos(*MANY))),
-        packs=Packs,
+        retention=SimpleNamespace(packs=Packs),
     )
     found = plan_read(stream, Dlsn(0), Dlsn(len(entries)), limits or PlanLimits(4))
     return ledgers, [each for each in found if isinstance(each, Plan)]

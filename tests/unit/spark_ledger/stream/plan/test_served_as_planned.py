@@ -73,7 +73,9 @@ async def planned(stream: Stream) -> list[Plan]:
     plans = plan_partitions(ranges_between(commits, Dlsn(0), end), PlanLimits(PARTITIONS))
     ids = {part.segment.ledger_id for plan in plans for part in plan.ranges}
     located = await stream.locator.locate(ids)
-    blocking: Any = SimpleNamespace(locate=lambda ids: located, packs=Packs)
+    blocking: Any = SimpleNamespace(
+        locate=lambda ids: located, retention=SimpleNamespace(packs=Packs)
+    )
     return with_bookies(blocking, plans)
 
 
