@@ -63,10 +63,21 @@ def raw(json_file: Path | None, quick: bool, peers: bool, limit: bool) -> None:
 
 @main.command()
 @_options
-def spark(json_file: Path | None, quick: bool, peers: bool) -> None:
+@click.option(
+    "--profile",
+    is_flag=True,
+    help="Say instead where the processor time goes, beside ends that do nothing.",
+)
+def spark(json_file: Path | None, quick: bool, peers: bool, profile: bool) -> None:
     """Real flights through Spark: streaming write, batch read, streaming copy."""
     from benchmarks import spark_flights as bench
+    from benchmarks import spark_profile
 
+    if profile and peers:
+        raise click.UsageError("--profile measures this system only: leave --peers out")
+    if profile:
+        _run("spark", lambda: spark_profile.steps(quick=quick), json_file, peers=False)
+        return
     _run("spark", lambda: bench.steps(quick=quick, peers=peers), json_file, peers=peers)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.paths import ROOT
-from benchmarks.rows import Round
+from benchmarks.rows import Round, System
 from spark_ledger.errors import LedgerError
 from spark_ledger.local.processes import Processes, log_tail
 
@@ -30,8 +30,25 @@ class CpuTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cpu_seconds: dict[str, float]
 
 
-Line = Round | Writing | CpuTime
-_KINDS: dict[bytes, type[Line]] = {b'{"writing"': Writing, b'{"cpu_of"': CpuTime, b'{"op"': Round}
+class Profiled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One round of a case of the profile: so many rows, or micro-batches, and what they took."""
+
+    profiled: str
+    system: System
+    amount: int
+    seconds: float
+    cpu_seconds: dict[str, float]
+    phases_ms: dict[str, float] = {}
+    """Of a micro-batch, by Spark's names."""
+
+
+Line = Round | Writing | CpuTime | Profiled
+_KINDS: dict[bytes, type[Line]] = {
+    b'{"writing"': Writing,
+    b'{"cpu_of"': CpuTime,
+    b'{"op"': Round,
+    b'{"profiled"': Profiled,
+}
 
 
 def run_driver(
@@ -81,7 +98,7 @@ def run_driver_lines(
         time.sleep(_POLL_S)
     if exit_code != 0:
         raise LedgerError(f"{name} ended with exit code {exit_code}:\n{log_tail(log)}")
-    if not any(isinstance(line, Round) for line in lines):
+    if not any(isinstance(line, Round | Profiled) for line in lines):
         raise LedgerError(f"{name} measured nothing:\n{log_tail(log)}")
     return lines
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
 
 Bench = Literal["raw", "spark"]
-System = Literal["spark-ledger", "bookkeeper", "kafka", "bare gRPC"]
+System = Literal["spark-ledger", "bookkeeper", "kafka", "bare gRPC", "noop", "bare Python"]
 OURS: Final = "spark-ledger"
+NOOP: Final = "noop"
+"""Spark's own sink that drops all rows, in its JVM."""
+BARE: Final = "bare Python"
+"""A sink and a source in Python that do nothing: the limit of any data source in Python."""
 
 
 class Row(
@@ -20,7 +24,7 @@ class Row(
     """One operation of one system. Fields that do not apply are None, and absent in JSON.
 
     ``op`` is append, read, write or stream-copy, with the first ten fields only; or one of those
-    that explain the others: failover, import, plan, trigger, cpu-share.
+    that explain the others: failover, import, plan, trigger, cpu-share, processor, micro-batch.
     """
 
     bench: Bench
@@ -39,15 +43,22 @@ class Row(
     longest_gap_ms: float | None = None
     """failover: the longest time without an acknowledgement around the kill of a server."""
     elapsed_ms: float | None = None
-    """import, plan, trigger: the time it took."""
+    """import, plan, trigger, micro-batch: the time it took."""
     commits: int | None = None
     """plan (from nothing) and trigger (what is new): how many commits were planned."""
     ledgers: int | None = None
     """To how many ledgers entries were appended in turn, where it is not one."""
     of: str | None = None
-    """cpu-share: the op whose CPU time is divided."""
+    """cpu-share, processor, micro-batch: the work whose time is divided."""
     cpu_share: dict[str, float] | None = None
     """cpu-share: each component's part of the CPU seconds; they add up to 1."""
+
+    cpu_seconds: dict[str, float] | None = None
+    """processor: of each component for a million rows."""
+    cpu_ms: dict[str, float] | None = None
+    """micro-batch: the processor time of each component for one."""
+    phases_ms: dict[str, float] | None = None
+    """micro-batch: its time by Spark's names of the phases."""
 
     @property
     def work(self) -> tuple[str, str, int, int, int, str]:
@@ -127,6 +138,11 @@ def best_round(rounds: Sequence[Round]) -> Round:
 def rounded(value: float | None) -> float | None:
     """Four significant digits; more would be noise."""
     return None if value is None else float(f"{value:.4g}")
+
+
+def rounded_each(values: Mapping[str, float]) -> dict[str, float]:
+    """The same of each value."""
+    return {name: float(f"{value:.4g}") for name, value in values.items()}
 
 
 def median(values: Iterable[float]) -> float:

@@ -75,6 +75,12 @@ def _kafka_rows(*, quick: bool) -> Iterator[Row]:
 
 
 def _run(processes: Processes, job: Job) -> list[Line]:
+    argv = [sys.executable, "-m", "benchmarks.spark_job", msgspec.json.encode(job).decode()]
+    return run_job(processes, argv)
+
+
+def run_job(processes: Processes, argv: Sequence[str]) -> list[Line]:
+    """Run a Spark program to its end; what it printed."""
     # Spark starts its Python processes by name: by default the first on the path.
     environment = {
         "PYSPARK_PYTHON": sys.executable,
@@ -83,7 +89,6 @@ def _run(processes: Processes, job: Job) -> list[Line]:
         "TMPDIR": tempfile.gettempdir(),
         "JAVA_TOOL_OPTIONS": os.environ.get("JAVA_TOOL_OPTIONS", ""),
     }
-    argv = [sys.executable, "-m", "benchmarks.spark_job", msgspec.json.encode(job).decode()]
     return run_driver_lines(
         processes, "spark-job", argv, timeout_s=TIMEOUT_S, environment=environment
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import msgspec
 
 from benchmarks.cpu_time import CpuMeter
 from benchmarks.drivers import CpuTime
+from benchmarks.paths import ROOT
 from benchmarks.rows import Round
 
 MICRO_BATCHES = 4
@@ -108,6 +109,7 @@ def session(job: Job) -> Any:
         SparkSession.builder.master("local[2]")
         .appName("benchmarks")
         .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")  # its lines have no end
         .config("spark.sql.shuffle.partitions", str(PARTITIONS))
         .config("spark.driver.memory", "2g")
         .config("spark.driver.bindAddress", "127.0.0.1")
@@ -116,11 +118,21 @@ def session(job: Job) -> Any:
         .config("spark.local.dir", f"{job.work}/local")
         .config("spark.sql.warehouse.dir", f"{job.work}/warehouse")
     )
+    for name, value in _settings(ROOT / "conf" / "spark-defaults.conf"):
+        builder = builder.config(name, value)
     if job.jars:
         builder = builder.config("spark.jars", ",".join(job.jars))
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark
+
+
+def _settings(file: Path) -> Iterator[tuple[str, str]]:
+    """The settings that users are told to use."""
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            name, value = line.split(maxsplit=1)
+            yield name, value
 
 
 def _round(spark: Any, job: Job, schema: Any, number: int, *, counts: bool) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.profile_table import PROFILE_OPS, print_profile
 from benchmarks.rows import OURS, Row
 
 _UNITS = {"raw": "entries/s", "spark": "rows/s"}
@@ -33,8 +34,9 @@ def print_rows(rows: Sequence[Row], console: Console) -> None:
         table.add_row(*_cells(row, repeat=same_work), *_ratios(row, rows, peers))
     if table.row_count:
         console.print(table)
+    print_profile(rows, console)
     for row in rows:
-        if row.op not in _SPEED_OPS:
+        if row.op not in _SPEED_OPS and row.op not in PROFILE_OPS:
             console.print(_sentence(row), highlight=False)
 
 

@@ -148,13 +148,14 @@ class Bookie:
         add.done(*grant)
 
     def _admit(self, add: PendingAdd) -> None:
+        ledger_id, waits = add.run.ledger_id, self._waiting.size_bytes
         admission = admit(
             recovery=add.recovery,
-            disk_full=self.leaving or self._disks.reason(add.run.ledger_id),
-            is_full=self._storage.is_full(add.run.ledger_id),
+            disk_full=self.leaving or self._disks.reason(ledger_id),
+            is_full=(is_full := self._storage.is_full(ledger_id)),
             others_wait=bool(self._waiting),
-            waiting_bytes=self._waiting.size_bytes,
-            flush_failure=self._flush_refusal(add.run.ledger_id),
+            waiting_bytes=waits,
+            flush_failure=self._flush_refusal(ledger_id) if is_full or waits else None,
         )
         if admission is Admission.WAIT:
             self._waiting.append(add)
@@ -306,10 +307,8 @@ class Bookie:
 
     @property
     def failure(self) -> str:
-        """Why nothing can be stored any more, or for now; "" when all is well; any thread.
-
-        A full disk is no failure, see ``disks``.
-        """
+        """Why nothing can be stored any more, or for now; "" when all is well, and when a disk is
+        full, see ``disks``; any thread."""
         return self._journal.failure or self._storage.failure or ""
 
     @property

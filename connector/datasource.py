@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
+from connector.garbage import set_aside
 from connector.options import read_options, write_options
 from connector.sentences import one_sentence
 
@@ -75,8 +76,12 @@ class LedgerDataSource(DataSource):
         from connector.write.writers import LedgerStreamWriter
 
         options = write_options(self.options, streaming=True)
+        made: LedgerStreamWriter | RoutedStreamWriter
         if options.route_column is not None:
             from connector.write.routed import RoutedStreamWriter
 
-            return RoutedStreamWriter(options, schema, overwrite=overwrite)
-        return LedgerStreamWriter(options, schema, overwrite=overwrite)
+            made = RoutedStreamWriter(options, schema, overwrite=overwrite)
+        else:
+            made = LedgerStreamWriter(options, schema, overwrite=overwrite)
+        set_aside("prepare")
+        return made

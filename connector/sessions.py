@@ -125,6 +125,16 @@ def stream(options: ConnectionOptions, name: str, stream_id: str) -> Stream:
     known = _used(_session(options), name)
     if known is None or known.config.stream_id != stream_id:
         known = fresh_stream(options, name)
+    return _checked(known, name, stream_id)
+
+
+def present_stream(options: ConnectionOptions, name: str, stream_id: str) -> Stream:
+    """The same, looked up: one metadata read. A handle that is kept, and ledgers that are yet to be
+    collected, would give the rows of a stream that is deleted. Raises as ``stream``."""
+    return _checked(fresh_stream(options, name), name, stream_id)
+
+
+def _checked(known: Stream, name: str, stream_id: str) -> Stream:
     if known.config.stream_id != stream_id:
         raise NoSuchStreamError(
             f"stream {name!r} was deleted and created again in the middle of this; start again"

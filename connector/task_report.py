@@ -14,6 +14,7 @@ from typing import Final
 from pyspark import TaskContext
 
 from connector import sessions
+from connector.garbage import set_aside
 from connector.options import ConnectionOptions
 from spark_ledger.client.caches import cache_sizes
 from spark_ledger.spark.reports import Kind, Report, send
@@ -39,6 +40,7 @@ class TaskWatch:
 
     def report(self, kind: Kind, *, rows: int, entries: int = 0, size_bytes: int = 0) -> Report:
         """The numbers of the task. Of a read, the client knows the entries and their bytes."""
+        set_aside(kind)
         done = sessions.counters(self._connection).since(self._before)
         context, caches = TaskContext.get(), cache_sizes()
         batch = None if context is None else context.getLocalProperty(BATCH_ID_PROPERTY)

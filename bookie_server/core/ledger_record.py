@@ -51,12 +51,12 @@ class LedgerRecord(NamedTuple):
         both are a maximum and not what came last.
         """
         assert last_entry >= 0, "a run has at least one entry"
-        return LedgerRecord(
-            self.access_key_hash,
-            self.fenced,
-            max(last_add_confirmed, self.last_add_confirmed),
-            max(last_entry, self.last_entry),
-        )
+        key_hash, fenced, confirmed, last = self  # no calls: this runs for each add
+        if last_add_confirmed > confirmed:
+            confirmed = last_add_confirmed
+        if last_entry > last:
+            last = last_entry
+        return LedgerRecord(key_hash, fenced, confirmed, last)
 
     def with_change(self, change: Change) -> LedgerRecord:
         """The record after a change. Live requests and replay share this function."""

@@ -71,18 +71,22 @@ def on_add(
     found (rule P16), so its adds must pass (rule P12); what keeps others from passing for a
     recovery is the access key.
     """
-    contact = _contact(record, ledger_id, key_hash, in_metadata)
-    if isinstance(contact, Refusal):
-        return contact
-    before = contact.record
+    before = record
+    steps: tuple[Step, ...] = ()
+    if before is None:
+        contact = _contact(None, ledger_id, key_hash, in_metadata)
+        if isinstance(contact, Refusal):
+            return contact
+        before, steps = contact.record, contact.steps
+    elif (refusal := _refuse_key(before.access_key_hash, ledger_id, key_hash)) is not None:
+        return refusal
     if before.fenced and not recovery:
         message = f"ledger {ledger_id} is fenced: another client has recovered it"
         return Refusal(BookieStatus.FENCED, message)
     after = before.with_run(last_entry, last_add_confirmed)
-    assert after.grew_from(record), "an add takes nothing back"
     assert recovery or not after.fenced, "a writer's add never follows a fence (rule P12)"
     advanced = after.last_add_confirmed > before.last_add_confirmed
-    return Accepted(after, contact.steps, advanced, held_up_to=before.last_entry)
+    return Accepted(after, steps, advanced, before.last_entry)
 
 
 def on_fence(

@@ -306,9 +306,9 @@ class AppendSession:
             refusal = Refusal(BookieStatus.BAD_REQUEST, message)
         appender.pending += 1
         self._pending += 1
-        last_entry = run.last_entry if run.sizes else run.first_entry
-        size = len(run.frames)
-        done = partial(self._completed, appender, last_entry, run.count, size, now)
+        count, size = len(run.sizes), len(run.frames)
+        last_entry = run.last_entry if count else run.first_entry
+        done = partial(self._completed, appender, last_entry, count, size, now)
         if refusal is not None:
             done(*refusal)
             return

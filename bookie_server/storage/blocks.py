@@ -33,6 +33,8 @@ from spark_ledger.runs import EntryRun
 from spark_ledger.types import EntryId, LedgerId
 
 _HEADER = struct.Struct(">qqqIII")
+_ONE_SIZE = struct.Struct("<I")
+"""The sizes of a run of one entry: of many ledgers each entry comes alone."""
 HEADER_BYTES: Final = _HEADER.size
 _FLAG_IDS: Final = 1
 _ID_BYTES: Final = 8
@@ -96,7 +98,7 @@ def encode_run(run: EntryRun, last_add_confirmed: EntryId) -> Block:
         0 if ids is None else _FLAG_IDS,
         frames_bytes,
     )
-    packed = _pack("I", sizes)
+    packed = _ONE_SIZE.pack(frames_bytes) if count == 1 else _pack("I", sizes)
     numbers = header + packed if ids is None else header + _pack("q", ids) + packed
     crc = crc32c_extend(crc32c_value(numbers), frames)
     return Block((numbers, frames), len(numbers) + frames_bytes, crc)

@@ -23,6 +23,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from connector import sessions
+from connector.garbage import set_aside
 from connector.options import ReadOptions
 from connector.read.offsets import AnyOffset, recreated_error
 from connector.read.source import Source, check_schema, open_source
@@ -49,9 +50,11 @@ class LedgerBatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """The plan between the starting and the ending position."""
-        return retry_transient(
+        planned = retry_transient(
             self._plan, f"{self._options.subject}: planning a read", budget_s=RETRY_AT_START_S
         )
+        set_aside("plan")
+        return planned
 
     def _plan(self) -> list[InputPartition]:
         check_schema(self._options, self._schema)

@@ -105,7 +105,9 @@ class _StreamRead:
         """
         options, wanted, plan = self._options, self._wanted, self._partition.plan
         assert options.stream is not None, "only the read of a stream has such a partition"
-        stream = sessions.stream(options.connection, options.stream, self._partition.stream_id)
+        stream = sessions.present_stream(
+            options.connection, options.stream, self._partition.stream_id
+        )
         stored, metadata_index = _stored_columns(options, wanted)
         while self._ranges:
             try:
@@ -144,17 +146,17 @@ class _SpanRead:
         """The rows that were not delivered yet. Raises as ``_StreamRead.remaining``."""
         options, wanted = self._options, self._wanted
         assert options.stream is not None, "only the read of a stream has such a partition"
-        stream = sessions.stream(options.connection, options.stream, self._stream_id)
+        stream = sessions.present_stream(options.connection, options.stream, self._stream_id)
         stored, metadata_index = _stored_columns(options, wanted)
         while self._span.commits:
-            commits, start, end, replica_hint = self._span
+            commits, start, end, replica_hint, reads = self._span
             try:
                 for positioned in stream.read_commits(
                     commits,
                     start,
                     end,
                     schema=stored,
-                    replica_hint=replica_hint,
+                    replica_hint=reads.order or replica_hint,
                     where=options.where,
                 ):
                     yield _with_metadata(positioned, wanted, metadata_index, options)

@@ -58,7 +58,8 @@ def where(partition: InputPartition) -> str:
             f"ledger {shown}{_planned(partition.plan.reads)}"
         )
     if isinstance(partition, StreamSpan):
-        return f" from {tuple(partition.span.start)} to {tuple(partition.span.end)}"
+        span = partition.span
+        return f" from {tuple(span.start)} to {tuple(span.end)}{_planned(span.reads)}"
     if isinstance(partition, SeveralPartition):
         return "; ".join(f" of {name!r}{where(part)}" for name, part in partition.parts)
     if isinstance(partition, LedgerPartition):

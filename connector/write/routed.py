@@ -24,6 +24,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from connector import sessions
+from connector.garbage import set_aside
 from connector.options import WriteOptions
 from connector.retry import RetryBudget, retry_transient
 from connector.schema import arrow_schema_of
@@ -210,6 +211,7 @@ class RoutedStreamWriter(DataSourceStreamArrowWriter):
         if report is not None:
             took_s = time.monotonic() - began
             send(first.run_id, structs.replace(report, commit_seconds=took_s))
+        set_aside("commit")
 
     def _commit(self, batch: MicroBatch, opened: list[tuple[Stream, Part]]) -> None:
         operation = f"{self._options.subject}: the commit of micro-batch {batch.batch_id}"

@@ -22,6 +22,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from connector import sessions
+from connector.garbage import set_aside
 from connector.options import WriteOptions
 from connector.retry import retry_transient
 from connector.schema import arrow_schema_of
@@ -223,6 +224,7 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):
         if report is not None:
             took_s = time.monotonic() - began
             send(first.run_id, structs.replace(report, commit_seconds=took_s))
+        set_aside("commit")
 
     def _commit(self, batch: MicroBatch, stream_id: str) -> None:
         # The tasks' stream, not the one that has the name now: it may have been made again since,

@@ -38,6 +38,8 @@ class _Row(NamedTuple):
     rows: int
     size_bytes: int
     reads: tuple[FirstRead, ...]
+    is_span: bool = False
+    """The task looks the commits up, and ``reads`` is reckoned from the first of them."""
 
 
 @click.command()
@@ -76,6 +78,8 @@ def plan(
     A query makes the same ones. A fragment is named LEDGER:FIRST ENTRY. A task prefers a bookie on
     its own host, and asks another where the planned one is slow or away.
 
+    Of more than 4,096 segments, bookies are those of the first commit of each partition.
+
     With a time or a key, segments that can have no such row are skipped, as a query with the
     options startingEventTime, endingEventTime and keyEquals does; the last line says how much.
     """
@@ -111,10 +115,11 @@ def plan(
                 position_text(row.start),
                 row.rows,
                 size_text(row.size_bytes),
-                _few(dict.fromkeys(f"{part.ledger_id}:{part.fragment}" for part in row.reads)),
+                f"of commits {row.commits.start}..{row.commits[-1]}"
+                if row.is_span
+                else _few(dict.fromkeys(f"{part.ledger_id}:{part.fragment}" for part in row.reads)),
                 _few(f"{b} {size_text(n)}" for b, n in _by_bookie([row]).most_common())
-                if row.reads
-                else f"found by the task, in commits {row.commits.start}..{row.commits[-1]}",
+                or "found by the task",
             )
             for number, row in enumerate(rows)
         ),
@@ -169,7 +174,8 @@ def _row(stream: Stream, head: Head, planned: Plan | Span) -> _Row:
         planned.commits,
         rows - begin.rows_before,
         size_bytes - begin.bytes_before,
-        (),
+        planned.reads.parts,
+        is_span=True,
     )
 
 

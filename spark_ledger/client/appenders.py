@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Final
 
 from spark_ledger.client.context import ClientContext
-from spark_ledger.protocol.events import AddAcknowledged, AddFailed, Event, OpenAppender
+from spark_ledger.client.machine_loop import MachineLoop
+from spark_ledger.protocol.events import AddAcknowledged, AddFailed, OpenAppender
 from spark_ledger.runs import EntryRun
 from spark_ledger.transport.base import AddResult, Appender
 from spark_ledger.types import BookieStatus, LedgerId
@@ -17,20 +18,20 @@ _NO_SUSPICION: Final = (BookieStatus.FENCED, BookieStatus.TOO_MANY_REQUESTS)
 
 
 class Appenders:
-    """Opened and closed as a machine says. ``feed`` takes AddAcknowledged and AddFailed."""
+    """Opened and closed as a machine says. Its loop is fed AddAcknowledged and AddFailed."""
 
     def __init__(
         self,
         context: ClientContext,
         ledger_id: LedgerId,
-        feed: Callable[[Event], None],
+        machine_loop: MachineLoop,
         *,
         access_key: bytes,
         recovery: bool,
     ) -> None:
         self._context = context
         self._ledger_id = ledger_id
-        self._feed = feed
+        self._machine_loop = machine_loop
         self._access_key = access_key
         self._recovery = recovery
         self._by_index: dict[int, Appender] = {}
@@ -64,9 +65,11 @@ class Appenders:
             self.close(bookie_index)
 
     def _on_result(self, bookie_index: int, result: AddResult) -> None:
-        if result.status is BookieStatus.OK:
-            self._feed(AddAcknowledged(bookie_index, result.bookie_id, result.last_entry))
+        bookie_id, status, last_entry, message = result
+        if status is BookieStatus.OK:
+            acknowledged = AddAcknowledged(bookie_index, bookie_id, last_entry)
+            self._machine_loop.feed_acknowledgement(acknowledged)
             return
-        if result.status not in _NO_SUSPICION:
-            self._context.suspect(result.bookie_id)
-        self._feed(AddFailed(bookie_index, result.bookie_id, result.status, result.message))
+        if status not in _NO_SUSPICION:
+            self._context.suspect(bookie_id)
+        self._machine_loop.feed(AddFailed(bookie_index, bookie_id, status, message))

@@ -81,11 +81,17 @@ class FrameStore:
             sizes = [self._sizes[offset] for offset in offsets]
             parts = [part for o in offsets for part in self._parts[2 * o : 2 * o + 2]]
             return list(self._cut(ids, sizes, parts))
-        if self._cached != (first, last):
+        if self._cached == (first, last):
+            return self._cached_runs
+        if first == last:  # of many ledgers each entry comes alone
+            frame = self._parts[2 * start] + self._parts[2 * start + 1]
+            run = EntryRun(self._ledger_id, EntryId(first), None, [len(frame)], frame)
+            self._cached_runs = [run]
+        else:
             end = start + last + 1 - first
             sizes, parts = self._sizes[start:end], self._parts[2 * start : 2 * end]
             self._cached_runs = list(self._cut(range(first, last + 1), sizes, parts))
-            self._cached = (first, last)
+        self._cached = (first, last)
         return self._cached_runs
 
     def _cut(self, ids: Sequence[int], sizes: list[int], parts: list[bytes]) -> Iterator[EntryRun]:

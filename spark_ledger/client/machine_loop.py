@@ -62,6 +62,8 @@ class MachineLoop:
         self._after = after
         self._loop = asyncio.get_running_loop()
         self._events: deque[Event] = deque()
+        self.answers_wanted = 1
+        """From so many answers on that wait something may follow from them: they are taken in."""
         self.is_handling = False
         """Whether the machine is at work further up the stack: what is fed now waits its turn."""
         self._tick = timer.alarm(self._on_tick)
@@ -82,17 +84,34 @@ class MachineLoop:
         if not self.is_handling and not self._stopped:
             self._run([])
 
+    def feed_acknowledgement(self, event: Event) -> None:
+        """As ``feed``, but not before ``answers_wanted`` of them wait, or anything else is fed, or
+        an alarm rings: what nothing follows from is taken in with what something does."""
+        events = self._events
+        events.append(event)
+        if len(events) >= self.answers_wanted:
+            self.take_in()
+        elif not self._tick.is_set:
+            self._tick.set_by(self._loop.time() + MACHINE_TICK_S)
+
+    def take_in(self) -> None:
+        """Handle what waits."""
+        if self._events and not self.is_handling and not self._stopped:
+            self._run([])
+
     def _run(self, commands: list[Command]) -> None:
         self.is_handling = True
-        may_be_due_sooner = not self._events
+        events, machine, perform = self._events, self._machine, self._perform
+        may_be_due_sooner = not events
+        now = self._loop.time()  # once: all of them have come by now
         try:
             for command in commands:
-                self._perform(command)
-            while self._events:
-                event = self._events.popleft()
-                commands = self._machine.handle(event, self._loop.time())
+                perform(command)
+            while events:
+                event = events.popleft()
+                commands = machine.handle(event, now)
                 for command in commands:
-                    self._perform(command)
+                    perform(command)
                 # Most events are answers of bookies from which nothing follows: whoever answers is
                 # silent for a shorter time, so all that is due is due as late as before, or later.
                 if commands or type(event) not in _ANSWERS:
@@ -106,11 +125,10 @@ class MachineLoop:
         if self._after is not None:
             self._after()
         if may_be_due_sooner or not self._tick.is_set:
-            self.keep_ticking()
+            self.keep_ticking(now)
 
-    def keep_ticking(self) -> None:
+    def keep_ticking(self, now: float) -> None:
         """Make sure that a tick comes when one is due, while the machine is busy."""
-        now = self._loop.time()
         if self._tick.is_set_by(now + MACHINE_TICK_S) or self._stopped or not self._busy():
             return  # no tick comes sooner: this runs after each event of each writer
         due = self._machine.next_deadline
@@ -120,6 +138,7 @@ class MachineLoop:
         self._tick.set_by(latest)
 
     def _on_tick(self) -> None:
+        self.take_in()
         if self._stopped or not self._busy():
             return
         now, due = self._loop.time(), self._machine.next_deadline

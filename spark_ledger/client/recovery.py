@@ -85,7 +85,7 @@ class Recovery:
         self._appenders = Appenders(
             context,
             self._ledger_id,
-            self._machine_loop.feed,
+            self._machine_loop,
             access_key=access_key,
             recovery=True,
         )

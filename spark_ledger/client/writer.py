@@ -111,7 +111,7 @@ class LedgerWriter:
             after=self._on_progress,
         )
         self._appenders = Appenders(
-            context, self.ledger_id, self._machine_loop.feed, access_key=access_key, recovery=False
+            context, self.ledger_id, self._machine_loop, access_key=access_key, recovery=False
         )
         self._counted = list(self._machine.bookies)
         """Whom the client counts as used, by index; not all that were chosen come into use."""
@@ -366,6 +366,9 @@ class LedgerWriter:
         self._frames.release(min(machine.held_by_all, machine.last_add_confirmed))
         self._room_bytes = self.bytes_in_flight_max - machine.bytes_in_flight
         self.has_room = self._queue_bytes < self._room_bytes
+        # Producers, and who closes, wait for what every bookie holds, and not for the quorum alone.
+        hurries = self._closing is not None or not self.has_room
+        self._machine_loop.answers_wanted = 1 if hurries else machine.answers_wanted
         if self._waiting_for_room and (self.has_room or self.is_closed):
             waiting, self._waiting_for_room = self._waiting_for_room, []
             for future in waiting:
@@ -391,6 +394,8 @@ class LedgerWriter:
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
+        self._machine_loop.answers_wanted = 1
+        self._machine_loop.take_in()
         self._add_queued()
         try:
             await self.flush()

@@ -64,6 +64,10 @@ SEGMENTS_PLANNED_MAX: Final = 4096
 """Of a longer read the driver does not look at each segment: at 30 us each, a stream of 100,000
 commits of 8 tasks would take half a minute to plan, and a gigabyte."""
 
+SPANS_LOCATED_MAX: Final = 64
+"""Of so many partitions of a long read the driver looks at the first commit, to know the bookies: a
+page of a manifest each, some milliseconds. With more, which bookie is asked evens out by number."""
+
 COMMITS_CACHED_BYTES_MAX: Final = 16 * MIB
 """Commits between a query and the head that the driver keeps: 6,000 of eight tasks. Beyond that
 those that were looked at first are read again, if they are needed again."""

@@ -93,11 +93,8 @@ class AppendMachine:
         self._wanted: LedgerMetadata | None = None
         """The metadata that are being written; None if no write is in flight."""
         self._close_requested = False
-        self.held_by_all = int(NO_ENTRY)
-        """The highest entry up to which every live bookie holds all that it has to."""
-        self.bytes_in_flight = 0
-        """Payload bytes that are not confirmed, or that the slowest live bookie has not
-        acknowledged. During an ensemble change bookies acknowledge and nothing is confirmed."""
+        self._measured: tuple[int, int] | None = None
+        """``held_by_all`` and ``bytes_in_flight`` after the last event; None: nobody asked yet."""
 
     def start(self) -> list[Command]:
         """Open the appenders of the first ensemble."""
@@ -146,20 +143,31 @@ class AppendMachine:
         return self._replication.failed_indexes
 
     @property
+    def held_by_all(self) -> int:
+        """The highest entry up to which every live bookie holds all that it has to."""
+        return (self._measured or self._measure())[0]
+
+    @property
+    def bytes_in_flight(self) -> int:
+        """Payload bytes that are not confirmed, or that some live bookie has not acknowledged."""
+        return (self._measured or self._measure())[1]
+
+    @property
     def has_room(self) -> bool:
         """Whether a producer may add more now. This bounds the writer's memory (rule P11)."""
         return self.bytes_in_flight < self._limits.bytes_in_flight_max
 
     @property
+    def answers_wanted(self) -> int:
+        """Fewer acknowledgements than this, of any bookies, confirm nothing (rule P4)."""
+        return self._replication.answers_wanted(self._last_add_confirmed)
+
+    @property
     def is_idle(self) -> bool:
         """Nothing to wait for: no tick is needed until the next event."""
-        if self._phase is Phase.CLOSED:
-            return True
-        return (
-            self._phase is Phase.WRITING
-            and self.held_by_all == self._last_add_pushed
-            and not self._announcements.owes(self._last_add_confirmed, self._replication)
-        )
+        if self._phase is not Phase.WRITING or self.held_by_all < self._last_add_pushed:
+            return self._phase is Phase.CLOSED
+        return not self._announcements.owes(self._last_add_confirmed, self._replication)
 
     @property
     def next_deadline(self) -> float | None:
@@ -182,10 +190,13 @@ class AppendMachine:
         self._event = event
         commands = self._on_event(event, now)
         self._event = None
-        # Here, once: the shell asks for these numbers several times after each event.
-        held = self.held_by_all = self._replication.held_by_all_live()
-        self.bytes_in_flight = self._lengths.above(min(held, self._last_add_confirmed))
+        self._measured = None
         return commands
+
+    def _measure(self) -> tuple[int, int]:
+        held = self._replication.held_by_all_live()
+        self._measured = held, self._lengths.above(min(held, self._last_add_confirmed))
+        return self._measured
 
     def _on_event(self, event: Event, now: float) -> list[Command]:
         match event:
@@ -242,11 +253,9 @@ class AppendMachine:
         return commands + self._change_if_needed(now)
 
     def _on_acknowledged(self, event: AddAcknowledged, now: float) -> list[Command]:
-        if not self._replication.acknowledge(
-            event.bookie_index, event.bookie_id, event.last_entry, now
-        ):
-            return []
-        return self._confirm()
+        index, bookie_id, last = event  # more copies of what is confirmed confirm nothing more
+        is_new = self._replication.acknowledge(index, bookie_id, last, now)
+        return self._confirm() if is_new and last > self._last_add_confirmed else []
 
     def _confirm(self) -> list[Command]:
         """Move LAC as far as the acknowledgements allow; never while an ensemble change is written.
@@ -352,11 +361,8 @@ class AppendMachine:
         return commands + self._change_if_needed(now)
 
     def _give_up(self, reason: str) -> list[Command]:
-        """Failed bookies cannot be replaced: fail what is pending, close the ledger at LAC.
-
-        The close is safe without asking anybody: what is confirmed is on AQ bookies, and what is
-        not was promised to nobody (rule P10).
-        """
+        """Failed bookies cannot be replaced: fail what is pending, close the ledger at LAC. Nobody
+        is asked: what is confirmed is on AQ bookies, what is not was not promised (rule P10)."""
         end, members = self._last_add_confirmed, self._replication
         self._error = append_errors.cannot_go_on(self._metadata, members, end, reason)
         return [FailEntries(self._error), *self._write_closed()]
@@ -422,8 +428,7 @@ class AppendMachine:
             return [Failed(event.error)] if self._close_requested else []
         if self._phase is not Phase.CHANGING:
             return []
-        ledger_id = self._metadata.ledger_id
-        return self._stop(append_errors.change_not_stored(ledger_id, event.error))
+        return self._stop(append_errors.change_not_stored(self._metadata.ledger_id, event.error))
 
     # -- close -------------------------------------------------------------------------------------
 
@@ -465,8 +470,7 @@ class AppendMachine:
         return closed(self._metadata, last_entry=end, length=self._lengths.at(end))
 
     def _is_our_end(self, stored: LedgerMetadata) -> bool:
-        """Whether another client closed the ledger with exactly what this writer confirmed. The
-        length counts too: an end may be equal where the entries are not."""
+        """Whether another client closed it with just what this writer confirmed, in bytes too."""
         end = self._last_add_confirmed
         return stored.last_entry_id == end and stored.length == self._lengths.at(end)
 

@@ -28,7 +28,10 @@ class Lengths:
     def extend(self, sizes: Sequence[int]) -> None:
         """Entries of these payload sizes follow."""
         before = self._at[-1]
-        self._at.extend(islice(accumulate(sizes, initial=before), 1, None))
+        if len(sizes) == 1:  # of many ledgers each entry comes alone
+            self._at.append(before + sizes[0])
+        else:
+            self._at.extend(islice(accumulate(sizes, initial=before), 1, None))
         assert self._at[-1] >= before, "Lengths never decrease."
 
     @property

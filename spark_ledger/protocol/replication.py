@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final
 
 from spark_ledger.limits.client import BOOKIE_RETURN_DELAY_S, BUSY_RETRY_S, BUSY_RETRY_S_MAX
 from spark_ledger.protocol.events import (
@@ -28,6 +29,8 @@ from spark_ledger.protocol.quorum import (
     last_entry_of_index,
 )
 from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, Quorums
+
+_NOBODY: Final[frozenset[int]] = frozenset()
 
 
 class Replication:
@@ -84,6 +87,11 @@ class Replication:
     @property
     def failed_indexes(self) -> frozenset[int]:
         """Indexes whose bookie failed and has not been replaced."""
+        for member in self._members:  # a loop: this is asked for each append, and mostly none has
+            if member.failed:
+                break
+        else:
+            return _NOBODY
         return frozenset(index for index, member in enumerate(self._members) if member.failed)
 
     @property
@@ -118,6 +126,18 @@ class Replication:
         """The same by members that have not failed: those stay, whatever is being changed."""
         acked = [NO_ENTRY if member.failed else member.acked_to for member in self._members]
         return confirmed_end(acked, self._last_pushed, self._quorums)
+
+    def answers_wanted(self, last_confirmed: int) -> int:
+        """Fewer new acknowledgements than this cannot confirm anything above ``last_confirmed``:
+        each raises one member, and AQ of them have to be above it (rule P4)."""
+        quorums = self._quorums
+        wanted = quorums.ack_quorum
+        if quorums.ensemble_size != quorums.write_quorum:
+            return 1  # a member may be above it with entries of other lanes
+        for member in self._members:
+            if member.acked_to > last_confirmed:
+                wanted -= 1
+        return max(wanted, 1)
 
     def held_by_all_live(self) -> int:
         """The highest entry up to which no live member owes an acknowledgement."""
@@ -321,9 +341,8 @@ class Replication:
 
     def failed_due(self, now: float) -> tuple[int, ...]:
         """Failed members for which a replacement should be looked for now."""
-        return tuple(
-            i for i, member in enumerate(self._members) if member.failed and member.retry_at <= now
-        )
+        members = self._members
+        return tuple(i for i in sorted(self.failed_indexes) if members[i].retry_at <= now)
 
     def choose(self, now: float, silent: tuple[int, ...] = ()) -> ChooseBookies:
         """Ask for replacements of every failed member that is due, and of these silent ones."""
@@ -420,8 +439,15 @@ class Replication:
 
     # -- inside ------------------------------------------------------------------------------------
 
+    def _last_of(self, index: int) -> int:
+        """The last entry up to now that the index stores; with E == WQ each stores all."""
+        quorums, last = self._quorums, self._last_pushed
+        if quorums.ensemble_size == quorums.write_quorum:
+            return last
+        return last_entry_of_index(index, last, quorums)
+
     def _send(self, index: int, first: int) -> list[Command]:
-        last = last_entry_of_index(index, self._last_pushed, self._quorums)
+        last = self._last_of(index)
         if last < first:
             return []
         self._members[index].sent_to = last
@@ -438,9 +464,10 @@ class Replication:
 
     def _check(self) -> None:
         """The invariants of the class; a few comparisons, whatever the number of entries."""
+        last = self._last_pushed
         for index, member in enumerate(self._members):
-            assert member.acked_to <= member.sent_to, "A member holds more than it was sent."
-            assert member.sent_to <= self._last_pushed, "A member was sent what does not exist."
-            if not member.failed and member.paused_until is None:
-                due = last_entry_of_index(index, self._last_pushed, self._quorums)
-                assert member.sent_to >= due, "A live member was not sent an entry of its own."
+            sent_to = member.sent_to
+            assert member.acked_to <= sent_to <= last, "A member has what it was not sent."
+            if sent_to < last and not member.failed and member.paused_until is None:
+                due = self._last_of(index)
+                assert sent_to >= due, "A live member was not sent an entry of its own."

@@ -152,8 +152,10 @@ class Worker:
     async def _take_all(self, running: set[asyncio.Task[None]]) -> int:
         """Begin with what has the fewest copies left; a few ledgers at a time."""
         tried: set[LedgerId] = set()
+        listed: set[LedgerId] = set()
         for copies in PRIORITIES:
             async for page in pages(self._store, mark_root(copies)):
+                listed.update(page.ids)
                 for ledger_id in page.ids:
                     if ledger_id in tried or self._is_paused(ledger_id):
                         continue
@@ -165,7 +167,15 @@ class Worker:
                     task.add_done_callback(running.discard)
         if running:
             await asyncio.wait(running)
+        self._keep_only(listed)
         return len(tried)
+
+    def _keep_only(self, listed: set[LedgerId]) -> None:
+        """Forget ledgers that others have repaired: one that is marked anew begins anew, and its
+        writer has all of its grace (rule R3)."""
+        for known in (self._paused, self._waiting_since):
+            for ledger_id in known.keys() - listed:
+                del known[ledger_id]
 
     async def _keep_counting(self) -> None:
         while True:

@@ -77,8 +77,9 @@ class StreamAppender:
         assert run.ledger_id == self.ledger_id, "an appender carries one ledger"
         if self._ended:
             return
-        self._outstanding.append((run.last_entry, len(run.frames)))
-        self._stream.queue(self, run)
+        size = len(run.frames)
+        self._outstanding.append((run.last_entry, size))
+        self._stream.queue(self, run, size)
 
     def close(self) -> None:
         if not self._ended:
@@ -203,9 +204,10 @@ class AppendStream:
         self._appenders[appender.tag] = appender
         return appender
 
-    def queue(self, appender: StreamAppender, run: EntryRun) -> None:
-        """Send a run after those queued before. After a break the appender fails soon."""
-        self.bytes_in_flight += len(run.frames)
+    def queue(self, appender: StreamAppender, run: EntryRun, size: int) -> None:
+        """Send a run of so many bytes after those queued before. After a break the appender fails
+        soon."""
+        self.bytes_in_flight += size
         if self._broken:
             self._loop.call_soon(appender.fail, self._broken)
             return
@@ -319,8 +321,12 @@ class AppendStream:
             appender = self._appenders.get(result.tag)
             if appender is None:
                 continue  # it has ended: a late answer to what was still on its way
-            status, problem = status_from_wire(result.status), ""
+            status, problem = result.status, ""
             if result.ledger_id != appender.ledger_id:
-                status = BookieStatus.IO_ERROR
                 problem = f"it answers for ledger {result.ledger_id} instead"
-            appender.report(status, EntryId(result.last_entry), problem or said(result.message))
+                appender.report(BookieStatus.IO_ERROR, EntryId(result.last_entry), problem)
+            elif not status:  # stored, as nearly all are; what it says beside that is not asked for
+                appender.report(BookieStatus.OK, EntryId(result.last_entry), "")
+            else:
+                problem = said(result.message)
+                appender.report(status_from_wire(status), EntryId(result.last_entry), problem)

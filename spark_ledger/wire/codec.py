@@ -179,10 +179,19 @@ def _decode_small(data: bytes) -> ReceivedAdd | None:
         return None
     if add.ByteSize() != len(data):  # as with a field that is there twice
         return None
-    run, last_confirmed, problem = _checked(add.run, add.run.frames)
-    if problem or len(add.access_key) > ADD_FIELDS_BYTES_MAX // 2:
+    message, access_key = add.run, add.access_key
+    frames, sizes = message.frames, message.sizes
+    if len(sizes) == 1 and sizes[0] == len(frames) and not message.entry_ids:
+        # One entry: nothing has to add up, and the rest is asked of the numbers themselves.
+        run = EntryRun(
+            LedgerId(message.ledger_id), EntryId(message.first_entry), None, [len(frames)], frames
+        )
+        last_confirmed, problem = _checked_frames(run)
+    else:
+        run, last_confirmed, problem = _checked(message, frames)
+    if problem or len(access_key) > ADD_FIELDS_BYTES_MAX // 2:
         return None
-    return ReceivedAdd(add.tag, add.access_key, add.recovery, run, last_confirmed, "")
+    return ReceivedAdd(add.tag, access_key, add.recovery, run, last_confirmed, "")
 
 
 def encode_read_response(run: EntryRun) -> bytes:
@@ -241,17 +250,23 @@ def _checked(message: pb.EntryRun, frames: bytes) -> tuple[EntryRun, EntryId, st
         empty = EntryRun(LedgerId(message.ledger_id), EntryId(message.first_entry), (), (), b"")
         return empty, NO_ENTRY, problem
     run = _decode_run(message, frames)
+    last_confirmed, problem = _checked_frames(run)
+    return run, last_confirmed, problem
+
+
+def _checked_frames(run: EntryRun) -> tuple[EntryId, str]:
+    """The last add confirmed of a run, and why the run is malformed, or ""."""
     problem = run_error(run)
     if problem is None and min(run.sizes) < FRAME_BYTES_MIN:
         problem = f"a frame of {min(run.sizes)} bytes: at least {FRAME_BYTES_MIN} are needed"
     if problem is None and max(run.sizes) > FRAME_BYTES_MAX:
         problem = f"a frame of {max(run.sizes)} bytes: at most {FRAME_BYTES_MAX} are allowed"
     if problem is not None:
-        return run, NO_ENTRY, problem
+        return NO_ENTRY, problem
     last_confirmed = frame_last_add_confirmed(run)
     if last_confirmed < NO_ENTRY:
         problem = f"a frame whose last add confirmed is {last_confirmed}"
-    return run, last_confirmed, problem or ""
+    return last_confirmed, problem or ""
 
 
 def _cut_frames(data: bytes, start: int, end: int) -> tuple[pb.EntryRun, bytes]:

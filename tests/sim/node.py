@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from tests.sim.transport import Connection
     from tests.sim.zookeeper import SimZookeeper
 
+_RANGES_PER_PAGE = 2
+"""Of the list of a ledger's entries: so few that there is a next page."""
+
 
 class BookieNode:
     """One bookie, through all its runs."""
@@ -472,9 +475,12 @@ class BookieNode:
         return self.bookie.watch_last_confirmed(ledger_id, callback)
 
     def entry_page(self, ledger_id: LedgerId, first: EntryId) -> EntryPage | None:
-        """See ``Bookie.entry_page``."""
+        """See ``Bookie.entry_page``. Pages are short, as ledgers are."""
         assert self.bookie is not None, "a dead process hears nothing"
-        return self.bookie.entry_page(ledger_id, first)
+        page = self.bookie.entry_page(ledger_id, first)
+        if page is None or len(page.ranges) <= _RANGES_PER_PAGE:
+            return page
+        return EntryPage(page.ranges[:_RANGES_PER_PAGE], page.ranges[_RANGES_PER_PAGE][0])
 
     def held_ledgers(self, after: int, limit: int) -> list[HeldLedger]:
         """See ``Bookie.held_ledgers``."""

@@ -24,6 +24,7 @@ CONNECTOR_COMMON = (
         f"connector.{name}"
         for name in ("option_parsers", "options", "retry", "schema", "sessions", "task_report")
     ),
+    "connector.garbage",
     "connector.kafka_columns",
     "connector.sentences",
     "connector.several",

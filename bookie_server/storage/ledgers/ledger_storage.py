@@ -188,7 +188,7 @@ class LedgerStorage:
         Service thread. A yes may be out of date, as the flush can end at any moment. Then
         ``on_flushed`` is still to come, and whoever waits is looked at again.
         """
-        cache = self.store_of(ledger_id).cache
+        cache = self._stores[ledger_id % self._store_count].cache
         return cache.is_frozen and cache.active_bytes >= self._active_bytes_max
 
     def place_for(self, ledger_id: LedgerId, block: Block) -> RunPlace | None:
@@ -204,17 +204,19 @@ class LedgerStorage:
         lines; it stores a run without its record then, which is harmless: the journal has nothing
         of the run yet, so no mark covers it, and the next flush or replay stores the record.
         """
-        assert ledger_record.last_entry >= cached.run.last_entry, "the ledger record covers the run"
-        assert not self.is_full(cached.run.ledger_id), "an add waits until there is room"
-        store = self.store_of(cached.run.ledger_id)
-        store.cache.add(cached)
-        store.set_ledger_record(cached.run.ledger_id, ledger_record)
-        if store.cache.active_bytes >= self._active_bytes_max:
+        run = cached.run
+        ledger_id = run.ledger_id
+        assert ledger_record.last_entry >= run.last_entry, "the ledger record covers the run"
+        assert not self.is_full(ledger_id), "an add waits until there is room"
+        store = self._stores[ledger_id % self._store_count]
+        active_bytes = store.cache.add(cached)
+        store.set_ledger_record(ledger_id, ledger_record)
+        if active_bytes >= self._active_bytes_max:
             self._wanted.set()
 
     def ledger_record(self, ledger_id: LedgerId) -> LedgerRecord | None:
         """See ``DirectoryStore.ledger_record``."""
-        return self.store_of(ledger_id).ledger_record(ledger_id)
+        return self._stores[ledger_id % self._store_count].ledger_record(ledger_id)
 
     def set_ledger_record(self, ledger_id: LedgerId, ledger_record: LedgerRecord) -> None:
         """See ``DirectoryStore.set_ledger_record``."""

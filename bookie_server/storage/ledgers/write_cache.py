@@ -136,7 +136,8 @@ class Generation:
 
 def _memory_bytes(cached: CachedRun) -> int:
     """About what a run takes in memory."""
-    numbers = cached.run.count if cached.run.entry_ids is None else 2 * cached.run.count
+    run = cached.run
+    numbers = len(run.sizes) if run.entry_ids is None else 2 * len(run.sizes)
     return cached.block.length + _RUN_BYTES + _ENTRY_BYTES * numbers
 
 
@@ -194,12 +195,14 @@ class WriteCache:
         """Whether a generation waits to be dropped."""
         return self._frozen is not None
 
-    def add(self, cached: CachedRun) -> None:
-        """Keep a run in the active generation, unless its ledger is on its way out."""
+    def add(self, cached: CachedRun) -> int:
+        """Keep a run in the active generation, unless its ledger is on its way out; what
+        ``active_bytes`` is then."""
         with self._lock:
-            if cached.run.ledger_id in self._leaving:
-                return
-            (self._active if cached.place is None else self._placed).add(cached)
+            active, placed = self._active, self._placed
+            if cached.run.ledger_id not in self._leaving:
+                (active if cached.place is None else placed).add(cached)
+            return active.memory_bytes + placed.memory_bytes
 
     def find(self, ledger_id: LedgerId, entry_id: EntryId) -> EntryRun | None:
         """A run that holds the entry, or None."""

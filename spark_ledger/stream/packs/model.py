@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from spark_ledger.errors import ConfigurationError, CorruptionError
 from spark_ledger.limits.entries import ENTRY_PAYLOAD_BYTES_MAX
@@ -105,6 +105,10 @@ class Packs:
             return pack.end_segment
         index = bisect_right(self.packs, segment, key=_first_segment)
         return self.packs[index].first_segment if index < len(self.packs) else 1 << 62
+
+
+NO_PACKS: Final = Packs()
+"""Those of a stream that was never optimized."""
 
 
 def _first_segment(pack: Pack) -> int:

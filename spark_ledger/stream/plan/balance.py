@@ -16,6 +16,7 @@ from typing import NamedTuple
 from spark_ledger.client.layout import copies_of
 from spark_ledger.limits.stream import READ_ONLY_BOOKIE_SHARE
 from spark_ledger.stream.model import SegmentRange
+from spark_ledger.stream.packs.model import NO_PACKS, Pack, Packs
 from spark_ledger.types import (
     BookieId,
     BookieInfo,
@@ -63,9 +64,51 @@ class FirstReads(NamedTuple):
 
 
 def units_of(
+    ranges: Iterable[SegmentRange],
+    ledgers: Mapping[LedgerId, LedgerMetadata],
+    packs: Packs = NO_PACKS,
+) -> list[Unit]:
+    """Ranges cut at borders of fragments and by stripe; those of a pack where the pack lies. Those
+    of unknown ledgers are left out."""
+    if not packs.packs:
+        return _former_units(ranges, ledgers)
+    units: list[Unit] = []
+    for pack, section in packs.sections(ranges):
+        if pack is None:
+            units += _former_units(section, ledgers)
+        elif (metadata := ledgers.get(pack.ledger_id)) is not None:
+            units += _packed_units(pack, section, metadata)
+    return units
+
+
+def _packed_units(
+    pack: Pack, section: Sequence[SegmentRange], metadata: LedgerMetadata
+) -> list[Unit]:
+    """The units of ranges in a pack. Its index, which says where their rows are, is not read for
+    that: they are taken to lie where their segments lie among all of the pack."""
+    segments = pack.end_segment - pack.first_segment
+    before = section[0].segment.number - pack.first_segment
+    behind = section[-1].segment.number + 1 - pack.first_segment
+    first = pack.entries * before // segments
+    last = max(first, -(-pack.entries * behind // segments) - 1)
+    size_bytes = pack.size_bytes * sum(part.rows for part in section) // pack.rows
+    return units_of_entries(metadata, first, last, size_bytes)
+
+
+def ledgers_of(ranges: Iterable[SegmentRange], packs: Packs = NO_PACKS) -> dict[LedgerId, None]:
+    """The ledgers that ranges are read from, in order, each once."""
+    if not packs.packs:
+        return {part.segment.ledger_id: None for part in ranges}
+    return {
+        part.segment.ledger_id if pack is None else pack.ledger_id: None
+        for pack, section in packs.sections(ranges)
+        for part in section
+    }
+
+
+def _former_units(
     ranges: Iterable[SegmentRange], ledgers: Mapping[LedgerId, LedgerMetadata]
 ) -> list[Unit]:
-    """Ranges cut at borders of fragments and by stripe. Those of unknown ledgers are left out."""
     sizes: Counter[tuple[LedgerId, EntryId, tuple[BookieId, ...]]] = Counter()
     for part in ranges:
         ledger_id = part.segment.ledger_id
@@ -128,10 +171,26 @@ class Balance:
                     self._load[best] += unit.size_bytes
                     sizes[unit.ledger_id, unit.fragment, best] += unit.size_bytes
             left = [unit for unit in left if best not in unit.bookies]
-        others = {bookie for unit in units for bookie in unit.bookies}.difference(order)
-        order += sorted(others, key=lambda bookie: (self._cost(bookie, 0), self._place(bookie)))
+        self._add_others(order, {bookie for unit in units for bookie in unit.bookies})
         assert sizes.total() == sum(unit.size_bytes for unit in units), "each unit once"
         return FirstReads(tuple(order), tuple(FirstRead(*key, size) for key, size in sizes.items()))
+
+    def expected_reads(self, sample: Sequence[Unit], size_bytes: int) -> FirstReads:
+        """Whom a partition of this size asks first, of which only some units are known. The other
+        bookies follow, because the rest of it may lie there."""
+        total = sum(unit.size_bytes for unit in sample)
+        if not total:
+            return FirstReads()
+        grown = [unit._replace(size_bytes=unit.size_bytes * size_bytes // total) for unit in sample]
+        reads = self.first_reads(grown)
+        order = list(reads.order)
+        self._add_others(order, self._known)
+        return reads._replace(order=tuple(order))
+
+    def _add_others(self, order: list[BookieId], bookies: Iterable[BookieId]) -> None:
+        """Behind those that are in the order, those that have served least first."""
+        others = set(bookies).difference(order)
+        order += sorted(others, key=lambda bookie: (self._cost(bookie, 0), self._place(bookie)))
 
     def _best(self, units: Sequence[Unit]) -> BookieId:
         """The bookie that has served least, and holds most: what it has served before, and what it

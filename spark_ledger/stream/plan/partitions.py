@@ -185,12 +185,13 @@ class _Packer:
 
 class Span(NamedTuple):
     """One partition of a long read: the rows from ``start`` to ``end`` (exclusive), all in these
-    commits, and which replica to ask first."""
+    commits, and which replica to ask first: by ``reads``, if that says anything."""
 
     commits: range
     start: Dlsn
     end: Dlsn
     replica_hint: int
+    reads: FirstReads = FirstReads()
 
 
 def plan_spans(

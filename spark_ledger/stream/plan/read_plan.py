@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from spark_ledger.limits.connector import SEGMENTS_PLANNED_MAX
+from spark_ledger.limits.connector import SEGMENTS_PLANNED_MAX, SPANS_LOCATED_MAX
 from spark_ledger.stream.model import Commit, CommitMark
-from spark_ledger.stream.plan.balance import Balance, units_of, weights_of
+from spark_ledger.stream.plan.balance import Balance, ledgers_of, units_of, weights_of
 from spark_ledger.stream.plan.partitions import (
     Plan,
     PlanLimits,
@@ -52,7 +53,7 @@ def plan_read(
     if end_segment - first.segment > SEGMENTS_PLANNED_MAX:
         spans = _spans(stream, first, last, end_segment, limits)
         if spans is not None:
-            return spans
+            return spans_with_bookies(stream, spans)
     commits = (commits_between or stream.commits_between)(first.segment, end_segment)
     ranges = ranges_between(commits, first, last)
     if rows is not None:
@@ -62,15 +63,40 @@ def plan_read(
 
 def with_bookies(stream: Stream, plans: Sequence[Plan]) -> list[Plan]:
     """The same partitions, each with the bookies that it asks first (rule T20)."""
-    ledger_ids = {part.segment.ledger_id: None for plan in plans for part in plan.ranges}
-    if not ledger_ids:
-        return list(plans)
-    located = stream.locate(ledger_ids)
+    if not plans:
+        return []
+    packs = stream.retention.packs()
+    located = stream.locate(ledgers_of((part for plan in plans for part in plan.ranges), packs))
     balance = Balance(weights_of(located.bookies), turn=plans[0].ranges[0].segment.number)
     return [
-        replace(plan, reads=balance.first_reads(units_of(plan.ranges, located.ledgers)))
+        replace(plan, reads=balance.first_reads(units_of(plan.ranges, located.ledgers, packs)))
         for plan in plans
     ]
+
+
+def spans_with_bookies(stream: Stream, spans: Sequence[Span]) -> list[Span]:
+    """The same for a long read, of which the first commit of each partition is looked at: where its
+    entries lie, most of those of the partition lie too. Of very many partitions none is."""
+    if len(spans) > SPANS_LOCATED_MAX:
+        return list(spans)
+    commits = [stream.commit(span.commits.start) for span in spans]
+    samples = [ranges_between([each], Dlsn(0), Dlsn(each.end_segment)) for each in commits]
+    packs = stream.retention.packs()
+    located = stream.locate(ledgers_of((part for each in samples for part in each), packs))
+    balance = Balance(weights_of(located.bookies), turn=commits[0].first_segment)
+    starts = [*(each.bytes_before for each in commits), _bytes_before(stream, spans[-1])]
+    return [
+        span._replace(
+            reads=balance.expected_reads(units_of(sample, located.ledgers, packs), end - start)
+        )
+        for span, sample, (start, end) in zip(spans, samples, pairwise(starts), strict=True)
+    ]
+
+
+def _bytes_before(stream: Stream, last: Span) -> int:
+    """How many bytes of the stream come before the end of the last partition."""
+    commit = stream.commit(last.commits[-1])
+    return commit.bytes_before + commit.size_bytes
 
 
 def _spans(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from spark_ledger.client.portal import BlockingPortal
 from spark_ledger.stream.model import Retention
+from spark_ledger.stream.packs.model import Packs
 from spark_ledger.stream.positions import Position
 from spark_ledger.stream.retention.handle import Extent
 from spark_ledger.stream.retention.handle import StreamRetention as AsyncStreamRetention
@@ -18,6 +19,10 @@ class StreamRetention:
     def __init__(self, portal: BlockingPortal, retention: AsyncStreamRetention) -> None:
         self._portal = portal
         self._retention = retention
+
+    def packs(self) -> Packs:
+        """The packs of the stream, as they are now."""
+        return self._portal.call(self._retention.packs())
 
     def limits(self) -> Retention:
         """What is kept, as it is now."""

@@ -26,7 +26,7 @@ from spark_ledger.stream.manifest.tree import empty_root
 from spark_ledger.stream.model import Commit, Head, Retention, StreamConfig
 from spark_ledger.stream.nodes import StreamNodes
 from spark_ledger.stream.packs.format import encode_packs
-from spark_ledger.stream.packs.model import Packs
+from spark_ledger.stream.packs.model import NO_PACKS, Packs
 from spark_ledger.stream.packs.store import PackStore
 from spark_ledger.stream.positions import Position, parse_position
 from spark_ledger.stream.retention.format import decode_holds, encode_holds
@@ -82,6 +82,12 @@ class StreamRetention:
         self._packs = packs
         self._clock_ms = clock_ms
         self._rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
+
+    async def packs(self) -> Packs:
+        """The packs of the stream, as they are now; none of one that was never optimized."""
+        if not self._schemas.config.has_packs:
+            return NO_PACKS
+        return (await self._packs.read()).value
 
     # -- limits ------------------------------------------------------------------------------------
 

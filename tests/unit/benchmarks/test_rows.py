@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
+from benchmarks.__main__ import main
 from benchmarks.cases import Case, failover_case, throughput_cases
-from benchmarks.cpu_time import shares
-from benchmarks.drivers import CpuTime, Writing, parse_lines
-from benchmarks.rows import Round, Row, System, read_json, row_of_rounds, write_json
+from benchmarks.cpu_time import BOOKIES, JVM, shares
+from benchmarks.drivers import CpuTime, Line, Profiled, Writing, parse_lines
+from benchmarks.rows import (
+    NOOP,
+    OURS,
+    Round,
+    Row,
+    System,
+    read_json,
+    row_of_rounds,
+    write_json,
+)
+from benchmarks.spark_profile import profile_rows
 from benchmarks.table import print_rows, ratio_of, size_text
 
 
@@ -134,3 +147,31 @@ def test_shares_add_up() -> None:
 def test_sizes_are_written_with_units() -> None:
     sizes = {None: "", 100: "100 B", 1024: "1 KiB", 65536: "64 KiB", 1 << 20: "1 MiB"}
     assert {size: size_text(size) for size in sizes} == sizes
+
+
+def _profiled(system: System, *processor_s: float) -> list[Line]:
+    return [Profiled("write", system, 500_000, 2.0, {JVM: used}) for used in processor_s]
+
+
+def test_profile_has_the_median_of_each_component_for_a_million_rows() -> None:
+    lines = [*_profiled(NOOP, 1.0), *_profiled(OURS, 3.0, 1.0, 2.0)]
+    small = Profiled("sink", OURS, 10, 1.5, {BOOKIES: 0.02}, {"addBatch": 80})
+    noop, ours, batch = profile_rows([*lines, small])
+    assert (noop.op, noop.of, noop.cpu_seconds, noop.per_second) == (
+        "processor",
+        "write",
+        {JVM: 2.0},
+        250_000,
+    )
+    assert ours.cpu_seconds == {JVM: 4.0}
+    assert (batch.op, batch.elapsed_ms, batch.cpu_ms) == ("micro-batch", 150, {BOOKIES: 2.0})
+    console = Console(width=200, record=True, file=io.StringIO())
+    print_rows([noop, ours, batch], console)
+    text = console.export_text()
+    assert "for a million rows" in text and "250,000" in text
+    assert " 4.00 " in text and " 150 " in text and " 80 " in text
+
+
+def test_profile_refuses_peers() -> None:
+    outcome = CliRunner().invoke(main, ["spark", "--profile", "--peers"])
+    assert outcome.exit_code == 2 and "leave --peers out" in outcome.output

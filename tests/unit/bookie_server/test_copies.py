@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from bookie_server.core.copies import CopyGrant, grant_of
-from bookie_server.first_contact import NoLedgers
+from bookie_server.first_contact import CopyAnswer, NoLedgers
 from bookie_server.ledger_keys import MetadataKeys
 from spark_ledger.bookie_api import Refusal
 from spark_ledger.metadata.json_nodes import encode_node
@@ -27,7 +27,7 @@ from spark_ledger.types import (
 from spark_ledger.wire.frame import access_key_hash
 from spark_ledger.wire.shown_keys import copy_key, hash_as_key
 from tests.listed import listed
-from tests.unit.bookie_server.storage.support import Machine, expected, formatted
+from tests.unit.bookie_server.storage.support import Machine, expected, formatted, make_run
 
 OK, UNAUTHORIZED = BookieStatus.OK, BookieStatus.UNAUTHORIZED
 KEY = b"the key of the ledger"
@@ -95,6 +95,27 @@ def test_hash_of_the_key_tells_a_reader_whether_it_is_the_same_ledger(machine: M
 def test_bookie_without_metadata_takes_no_copies() -> None:
     machine = Machine(formatted(), keys=NoLedgers())
     assert machine.add(7, [0], key=COPIES, recovery=True) is UNAUTHORIZED
+
+
+def test_copies_that_wait_for_their_grant_are_refused_when_the_bookie_closes() -> None:
+    class Silent(NoLedgers):
+        def look_up_copy(self, ledger_id: LedgerId, answer: CopyAnswer) -> None:
+            """The metadata store does not answer."""
+
+    machine = Machine(formatted(), keys=Silent())
+    answers: list[BookieStatus] = []
+    for entry in (3, 4):
+        machine.bookie.add(
+            make_run(7, [entry]),
+            access_key=COPIES,
+            recovery=True,
+            last_add_confirmed=EntryId(-1),
+            done=lambda status, _message: answers.append(status),
+        )
+    assert answers == [] and machine.bookie.append_bytes_in_flight > 0
+    machine.close()
+    assert answers == [BookieStatus.IO_ERROR] * 2
+    assert machine.bookie.append_bytes_in_flight == 0
 
 
 def ledger(*, closed: bool) -> LedgerMetadata:

@@ -126,3 +126,26 @@ async def test_start_that_could_not_be_noted_is_not_noted_again(world: World) ->
     await asyncio.sleep(0.01)
     assert world.known().accepts_newer
     await running.close()
+
+
+@in_world
+async def test_note_that_was_lost_is_written_again(world: World) -> None:
+    """Until then the cluster would let a copy of the directories start."""
+    running = await world.start()
+    lost: list[str] = []
+
+    def interpose(name: str, path: str) -> Fault:
+        if (name, path) != ("put", cookie_path(B)) or lost:
+            return Fault()
+        lost.append(path)
+        return Fault(Outcome.LOST_REQUEST)
+
+    running._store.interpose = interpose  # type: ignore[attr-defined]
+    running.watch(lambda reason: None)
+    assert await accept_newer_starts(world.tree.open_session()) == [B]
+    async with asyncio.timeout(10):
+        while world.known().accepts_newer:
+            await asyncio.sleep(0.001)
+    assert lost and world.known().start == running.start
+    await running.close()
+    assert running._store._watches == []  # type: ignore[attr-defined]

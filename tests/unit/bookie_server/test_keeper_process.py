@@ -7,6 +7,8 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 from bookie_server.config import parse
 from bookie_server.keeper_process import (
     HOST,
@@ -31,7 +33,7 @@ from spark_ledger.keeper.nodes import (
     Unlisted,
 )
 from spark_ledger.metadata.json_nodes import encode_node
-from spark_ledger.metadata.memory import MemoryTree
+from spark_ledger.metadata.memory import Fault, MemoryTree, Outcome
 from tests.unit.bookie_server.test_config import PATH
 
 NOTES = (
@@ -54,6 +56,13 @@ async def until_lines(path: Path, count: int) -> list[str]:
         while not path.exists() or len(path.read_text().splitlines()) < count:
             await asyncio.sleep(0.02)
     return path.read_text().splitlines()
+
+
+async def until_logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
+    async with asyncio.timeout(20):
+        while text not in caplog.text:
+            await asyncio.sleep(0.01)
+    caplog.clear()
 
 
 async def until_gone(pid: int) -> None:
@@ -96,6 +105,56 @@ def test_keeper_is_not_started_beside_another(tmp_path: Path) -> None:
         await other.close()
         await until_lines(notes, 1)
         await beside.stop()
+
+    asyncio.run(main())
+
+
+def test_keeper_is_started_once_what_kept_it_from_that_is_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An outage of the metadata, and a machine that starts no process for a while."""
+
+    async def main() -> None:
+        tree = MemoryTree()
+        store = tree.open_session(interpose=lambda *_: Fault(Outcome.UNAVAILABLE))
+        notes, program = tmp_path / "notes", tmp_path / "python"
+        argv = [str(program), "-c", NOTES, str(notes)]
+        beside = KeeperProcess(store, argv, {"WORD": "w"}, look_s=0.02)
+        await until_logged(caplog, "no keeper is started now")
+        store.interpose = None
+        await until_logged(caplog, "No such file")
+        assert not notes.exists()
+        program.symlink_to(sys.executable)
+        (line,) = await until_lines(notes, 1)
+        pid = int(line.split()[0])
+        assert beside.is_here(Elected(host=HOST, pid=pid))
+        await beside.stop()
+        assert not beside.is_here(Elected(host=HOST, pid=pid))
+
+    asyncio.run(main())
+
+
+def test_figures_are_read_again_after_an_outage_and_not_after_the_stop(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+
+    async def main() -> None:
+        tree = MemoryTree()
+        store = tree.open_session(interpose=lambda *_: Fault(Outcome.UNAVAILABLE))
+        notes = tmp_path / "notes"
+        argv = [sys.executable, "-c", NOTES, str(notes)]
+        beside = KeeperProcess(tree.open_session(), argv, {"WORD": "w"}, look_s=0.02)
+        watched = Watched(store, beside, look_s=0.02)
+        await until_logged(caplog, "the keeper's numbers were not read")
+        assert watched.figures is None
+        store.interpose = None
+        async with asyncio.timeout(20):
+            while watched.figures is None or watched.repair is None:
+                await asyncio.sleep(0.01)
+        (line,) = await until_lines(notes, 1)
+        await watched.stop()
+        await until_gone(int(line.split()[0]))
 
     asyncio.run(main())
 

@@ -67,3 +67,19 @@ def test_bookie_that_is_told_to_leave_while_it_looks_hears_it_at_once() -> None:
         await watch.stop()
 
     run_in_virtual_time(test())
+
+
+def test_watch_that_was_stopped_leaves_nothing_on_the_connection() -> None:
+    async def test() -> None:
+        tree = MemoryTree()
+        operator, store = MemoryMetadataStore(tree), MemoryMetadataStore(tree)
+        heard: list[str] = []
+        watch = LeavingWatch(store, ME, heard.append)
+        await asyncio.sleep(1)
+        await watch.stop()
+        assert store._watches == []
+        await operator.create(leaving_path(ME), b"")
+        await asyncio.sleep(100)
+        assert heard == []
+
+    run_in_virtual_time(test())

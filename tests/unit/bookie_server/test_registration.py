@@ -38,8 +38,10 @@ from spark_ledger.metadata.collection import (
     read_order,
     write_order,
 )
+from spark_ledger.metadata.cookies import leaving_path
 from spark_ledger.metadata.json_nodes import encode_node
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, MemoryTree, Outcome
+from spark_ledger.repair.nodes import leaving
 from spark_ledger.types import BookieId, BookieInfo, BookieState
 
 
@@ -93,6 +95,17 @@ async def test_a_name_is_given_once(config: BookieConfig, store: MemoryMetadataS
     with pytest.raises(ConfigurationError, match=r"'b1' is taken.*decommission b1`"):
         await format_new(other, store)
     assert not other.journal_directory.exists()
+
+
+@with_store
+async def test_name_of_a_bookie_that_has_left_begins_anew(
+    config: BookieConfig, store: MemoryMetadataStore
+) -> None:
+    """It was stopped late, so that its decommission left the word for it."""
+    await store.create(leaving_path(BookieId("b1")), b"")
+    await store.create(leaving_path(BookieId("b2")), b"")
+    await format_new(config, store)
+    assert await leaving(store) == {"b2"}, "the new bookie was not told to leave"
 
 
 @with_store

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 from spark_ledger.errors import DataLossError
 from spark_ledger.stream.model import Commit, Head, Segment
+from spark_ledger.stream.packs.model import Packs
 from spark_ledger.stream.plan.locate import Located
 from spark_ledger.types import Dlsn, EntryId, LedgerId
 
@@ -85,6 +86,8 @@ class FakeStream:
 
     def locate(self, ledger_ids: Iterable[LedgerId]) -> Located:
         return Located({}, ())
+
+    retention = SimpleNamespace(packs=Packs)
 
     def position_of_row(self, row: int) -> Dlsn:
         for commit in self._commits:

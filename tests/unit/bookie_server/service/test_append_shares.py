@@ -77,6 +77,20 @@ async def test_streams_of_a_connection_are_let_go_one_after_the_other() -> None:
 
 
 @on_loop
+async def test_stream_that_comes_last_waits_behind_those_of_its_connection() -> None:
+    """There is room again, and those that wait have not been told yet."""
+    shares = AppendShares(2 * MIB)
+    shares.began("client", 2 * MIB)
+    first = asyncio.ensure_future(shares.wait("client", 2 * MIB))
+    await settle()
+    last = asyncio.ensure_future(shares.wait("client", 2 * MIB))
+    shares.ended("client", 2 * MIB)
+    await settle()
+    assert (first.done(), last.done()) == (True, False), "the room is that of the first"
+    await asyncio.gather(first, last)
+
+
+@on_loop
 async def test_share_grows_when_another_connection_has_its_answers() -> None:
     shares = AppendShares(4 * MIB)
     shares.began("one", 2 * MIB)

@@ -394,3 +394,32 @@ async def test_room_of_a_client_that_leaves_goes_to_the_next_at_once() -> None:
         assert not waiting.has_read
         holding.task.cancel()
         await until(lambda: waiting.has_read)
+
+
+def test_room_of_a_smaller_part_goes_to_who_waits_at_once() -> None:
+    """And not when somebody looks again."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        room = room_of(12 * MIB, grace_s=60.0, unread_s=60.0, hang_up=nobody)
+        ends = asyncio.Event()
+
+        async def call() -> None:
+            for size in (4 * MIB, 1):
+                await room.reserve()
+                with room.hold(size, name()):
+                    await asyncio.sleep(0.5)
+            await ends.wait()
+
+        began, task = loop.time(), asyncio.ensure_future(call())
+        await asyncio.sleep(0.893)
+        waiting = asyncio.ensure_future(room.reserve())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        await waiting
+        assert loop.time() - began == pytest.approx(1.0, abs=0.005), "the next look is later"
+        room.release()
+        ends.set()
+        await task
+
+    run_in_virtual_time(main())

@@ -186,6 +186,36 @@ def test_read_returns_no_more_than_the_request_limit(
     assert read_all(request, bookie) == list(range(0, 2 * entries, 2))
 
 
+def test_read_takes_a_chunk_at_a_time_however_much_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(read_path, "READ_CHUNK_BYTES_TARGET", 80)
+    bookie = ScriptedBookie()
+    filled(bookie)
+    reading = RangeRead(bookie, pb.ReadRequest(ledger_id=1, last_entry=9))
+    chunks = []
+    while not reading.ended:
+        (message,) = reading.next_messages()
+        _response, run = decode_read_response(message)
+        assert run is not None
+        chunks.append(run.count)
+    assert chunks == [2] * 5 and reading.bytes_read == 400
+
+
+@pytest.mark.parametrize("lacking", [0, 1, 4, 9])
+def test_read_that_meets_a_hole_brings_what_is_before_it_and_its_name(lacking: int) -> None:
+    bookie = ScriptedBookie()
+    filled(bookie)
+    del bookie.ledgers[LedgerId(1)].entries[lacking]
+    reading = RangeRead(bookie, pb.ReadRequest(ledger_id=1, last_entry=9))
+    *before, last = reading.next_messages()
+    runs = [decode_read_response(each)[1] for each in before]
+    assert [entry for run in runs if run for entry in run.ids()] == list(range(lacking))
+    response, run = decode_read_response(last)
+    assert run is None and response.status == pb.NO_SUCH_ENTRY
+    assert response.entry_id == lacking and reading.ended
+
+
 def filled(bookie: ScriptedBookie) -> None:
     """Ten entries of 40 bytes in ledger 1."""
     bookie.watch_last_confirmed(LedgerId(1), lambda: None)  # makes the ledger

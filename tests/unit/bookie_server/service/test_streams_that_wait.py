@@ -8,7 +8,8 @@ import grpc.aio
 import pytest
 
 from bookie_server.service import append_session
-from bookie_server.service.append_gate import AppendGate
+from bookie_server.service.append_gate import AppendGate, AppendShares, AppendTurns
+from bookie_server.service.guard.nonsense import Nonsense
 from spark_ledger.types import BookieStatus, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
 from tests.contracts.scripted_bookie import ScriptedBookie
@@ -74,6 +75,84 @@ def test_drain_in_the_middle_of_a_message_answers_all_of_it(
         assert sorted(f.results) == [(tag, 0, OK) for tag in range(1, 9)]
 
     drain()
+
+
+@test_append_session.on_loop
+async def test_stream_above_its_share_is_not_read(f: Fixture) -> None:
+    peer = f.context.peer()
+    f.shares = AppendShares(1000)
+    f.shares.began(peer, 1001)
+    f.context.send((1, 0))
+    await settle()
+    assert f.context.reads == 0
+    f.shares.ended(peer, 1001)
+    await settle()
+    assert f.results == [(1, 0, OK)]
+
+
+@test_append_session.on_loop
+async def test_stream_that_is_kept_waiting_does_not_count_as_a_silent_client(f: Fixture) -> None:
+    """Who is hung up on for what it holds is a client that could send, and does not."""
+    await settle()
+    assert f.session.is_read and f.session.has_waited_s >= 0
+    f.shares.began(f.context.peer(), 1 << 40)
+    f.context.send((1, 0))
+    await settle()
+    assert f.results == [(1, 0, OK)]
+    assert not f.session.is_read and f.session.has_waited_s < 0
+
+
+@test_append_session.on_loop
+async def test_other_streams_of_who_sends_nonsense_are_not_read_meanwhile(f: Fixture) -> None:
+    f.context.requests.put_nowait(b"\xff\xff\xff\xff")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Nonsense, "pause_s", lambda *_given: 3600.0)
+        await settle()
+    other = asyncio.ensure_future(f.shares.wait(f.context.peer(), 10))
+    await f.shares.wait("ipv4:127.0.0.1:2", 10)
+    await settle()
+    assert not other.done()
+    other.cancel()
+
+
+def test_time_of_each_turn_counts_in_its_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[float] = []
+    monkeypatch.setattr(append_session, "APPEND_TURN_S", 3600.0)
+    monkeypatch.setattr(AppendTurns, "used", lambda _turns, seconds: used.append(seconds))
+
+    @test_append_session.on_loop
+    async def send(f: Fixture) -> None:
+        f.context.send((1, 0), (2, 0))
+        f.context.send((1, 1))
+        await settle()
+
+    send()
+    assert len(used) == 2 and min(used) > 0
+
+
+@test_append_session.on_loop
+async def test_results_that_come_while_the_last_are_written_are_sent_too(f: Fixture) -> None:
+    f.bookie.hold = True
+    f.context.may_write.clear()
+    f.context.send((1, 0))
+    await settle()
+    f.bookie.release()
+    await settle()  # the first result is on its way to a slow client
+    f.context.send((1, 1), (2, 0))
+    f.context.requests.put_nowait(grpc.aio.EOF)
+    await settle()
+    f.bookie.release()
+    f.context.may_write.set()
+    await f.task
+    assert f.context.responses == [[(1, 0, OK)], [(1, 1, OK), (2, 0, OK)]]
+
+
+@test_append_session.on_loop
+async def test_message_without_adds_is_no_part_of_what_is_in_flight(f: Fixture) -> None:
+    f.context.send()
+    await settle()
+    assert f.context.reads == 2
+    assert f.shares.has_nothing(f.context.peer()), "others would have less of a share for ever"
 
 
 @grpc_tests.on_loop

@@ -16,6 +16,7 @@ from connector.read.offsets import AnyOffset
 from connector.read.readers import LedgerBatchReader, LedgerStreamReader
 from connector.read.source import stored_schema
 from spark_ledger.errors import DataLossError, RetryableError
+from spark_ledger.stream.catalog import StreamCatalog
 from tests.unit.connector.world import (
     ROWS,
     WIDER,
@@ -247,6 +248,29 @@ def test_query_whose_stream_is_deleted_ends_or_waits_for_the_new_one(cluster: Cl
     with pytest.raises(RetryableError, match="there is no new one yet"):
         lenient.trigger()
     assert cluster.clock.now > 200, "it has waited"
+
+
+@pytest.mark.parametrize("made_again", [False, True], ids=["deleted", "made again"])
+def test_later_action_on_a_deleted_stream_fails_and_gives_no_old_rows(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, made_again: bool
+) -> None:
+    """Spark plans a DataFrame once, and its tasks keep the handle from action to action."""
+    cluster.create(1, 2)
+    reader = LedgerBatchReader(to_read(False), ROWS)
+    (partition,) = reader.partitions()
+    assert values(copied(reader).read(copied(partition))) == [1, 2]
+
+    async def kept(*ledger: object) -> None:
+        """Bookies still have the rows for a while."""
+
+    monkeypatch.setattr(StreamCatalog, "_delete_ledger", kept)
+    cluster.outside.delete_stream("s")
+    if made_again:
+        cluster.outside.create_stream("s", table(1).schema).append(table(11, 12))
+    with pytest.raises(DataLossError, match="'s' was deleted after this read was planned"):
+        list(copied(reader).read(copied(partition)))
+    lenient = LedgerBatchReader(to_read(False, **LENIENT), ROWS)
+    assert values(lenient.read(copied(partition))) == []
 
 
 def test_every_question_after_the_stream_was_made_again_is_loss(cluster: Cluster) -> None:

@@ -126,6 +126,29 @@ def test_long_read_is_planned_by_marks_and_read_whole(cluster: Cluster) -> None:
     assert all(isinstance(partition, StreamPartition) for partition in few), "a short read"
 
 
+def test_long_read_asks_the_bookies_of_the_first_commit_of_each_partition(cluster: Cluster) -> None:
+    cluster.create(*range(60))
+    partitions = planned(**SMALL)
+    orders = [partition.span.reads.order for partition in partitions]
+    assert all(order[0] == "b0" for order in orders), "it has all ledgers of this cluster"
+    assert all(set(order) == {"b0", "b1", "b2"} for order in orders), "the rest may lie anywhere"
+    asked = sum(sum(each.span.reads.bytes_by_bookie.values()) for each in partitions)
+    assert asked == cluster.stream().head().size_bytes
+    part = planned(**SMALL, startingPosition='{"segment": 7}', endingPosition='{"segment": 49}')
+    assert rows_of(part) == list(range(7, 49))
+
+
+def test_long_read_of_very_many_partitions_looks_at_no_commit(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.create(*range(60))
+    monkeypatch.setattr(read_plan, "SPANS_LOCATED_MAX", 4)
+    monkeypatch.setattr(Stream, "commit", None)
+    partitions = planned(**SMALL)
+    assert not any(partition.span.reads.order for partition in partitions)
+    assert rows_of(partitions) == list(range(60))
+
+
 def test_plan_of_a_long_read_is_the_same_before_and_after_its_commits_are_sealed(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

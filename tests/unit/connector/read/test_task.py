@@ -90,7 +90,7 @@ class FakeStream:
 def numbers(
     monkeypatch: pytest.MonkeyPatch, stream: FakeStream, schema: StructType = SCHEMA, **given: str
 ) -> pa.Table:
-    monkeypatch.setattr(sessions, "stream", lambda options, name, stream_id: stream)
+    monkeypatch.setattr(sessions, "present_stream", lambda options, name, stream_id: stream)
     options = read_options({"metadata": "zk://h/l", "stream": "s", **given}, streaming=True)
     ranges = tuple(SegmentRange(make_segment(n, (1,)), (0, 0), (1, 0), 0, 0) for n in range(4))
     partition = StreamPartition("id", Plan(ranges, 0))
@@ -111,7 +111,7 @@ def test_task_asks_the_planned_bookies_and_says_so(
             self.hints.append(how["replica_hint"])
             return super().read_ranges(ranges, **how)
 
-    monkeypatch.setattr(sessions, "stream", lambda options, name, stream_id: Hinted())
+    monkeypatch.setattr(sessions, "present_stream", lambda options, name, stream_id: Hinted())
     options = read_options({"metadata": "zk://h/l", "stream": "s"}, streaming=True)
     ranges = (SegmentRange(make_segment(3, (1,)), (0, 0), (1, 0), 0, 0),)
     order = (BookieId("b2"), BookieId("b1"))
@@ -201,7 +201,7 @@ class FlakyStream(FakeStream):
 def flaky(
     monkeypatch: pytest.MonkeyPatch, failures: list[int], made: type[FlakyStream] = FlakyStream
 ) -> list[int | None]:
-    monkeypatch.setattr(sessions, "stream", lambda options, name, stream_id: made(failures))
+    monkeypatch.setattr(sessions, "present_stream", lambda options, name, stream_id: made(failures))
     monkeypatch.setattr(retry, "RETRY_PAUSES_S", (0.0,))
     options = read_options({"metadata": "zk://h/l", "stream": "s"}, streaming=True)
     ranges = (

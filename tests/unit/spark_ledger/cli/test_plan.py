@@ -45,8 +45,24 @@ def test_plan_of_a_long_read_counts_by_commits(
 ) -> None:
     monkeypatch.setattr(read_plan, "SEGMENTS_PLANNED_MAX", 3)
     (row,) = [json.loads(line) for line in run("streams", "plan", "s", "--json").out.splitlines()]
-    assert (row["rows"], row["commits"], row["fragments"]) == (6, [0, 5], [])
-    assert "in commits 0..5" in run("streams", "plan", "s").out
+    assert (row["rows"], row["commits"]) == (6, [0, 5])
+    ((_, asked),) = row["bookies"].items()
+    assert asked == row["bytes"], "reckoned from the first commit"
+    assert "of commits 0..5" in run("streams", "plan", "s").out
+
+
+def test_plan_of_packed_commits_names_the_bookies_of_the_pack(stream: Stream, run: Run) -> None:
+    assert run("streams", "optimize", "s", "--min-entries", "6").status == 0
+    (pack,) = stream.retention.packs().packs
+    rows = [
+        json.loads(line)
+        for line in run("streams", "plan", "s", "--partitions", "2", "--json").out.splitlines()
+    ]
+    assert len(rows) == 2
+    for row in rows:
+        assert {part["ledger_id"] for part in row["fragments"]} == {pack.ledger_id}
+        assert row["bookies"]
+    assert sum(part["bytes"] for row in rows for part in row["fragments"]) <= pack.size_bytes
 
 
 def test_plan_of_nothing_and_of_nonsense(stream: Stream, run: Run) -> None:

@@ -11,7 +11,7 @@ import pytest
 from spark_ledger.client.machine_loop import MachineLoop, crash_error
 from spark_ledger.client.timer import Timer
 from spark_ledger.errors import LedgerClosedError
-from spark_ledger.limits.client import LOOP_LATE_S, MACHINE_TICK_S_MAX
+from spark_ledger.limits.client import LOOP_LATE_S, MACHINE_TICK_S, MACHINE_TICK_S_MAX
 from spark_ledger.protocol.append import AppendMachine
 from spark_ledger.protocol.append_limits import AppendLimits
 from spark_ledger.protocol.events import (
@@ -53,6 +53,7 @@ class Fixture:
         self.machine = Machine()
         self.crashes: list[BaseException] = []
         self.performed = 0
+        self.passes = 0
         self.is_busy = False
         self.on_perform: Callable[[], None] = lambda: None
         self.loop = MachineLoop(
@@ -61,7 +62,11 @@ class Fixture:
             timer=Timer(),
             busy=lambda: self.is_busy,
             crashed=self.crashes.append,
+            after=self._count_pass,
         )
+
+    def _count_pass(self) -> None:
+        self.passes += 1
 
     def _perform(self, _command: Command) -> None:
         before = len(self.machine.events)
@@ -102,6 +107,53 @@ async def test_event_fed_by_a_command_waits_its_turn(f: Fixture) -> None:
     f.on_perform = feed_once
     f.loop.feed(Tick())
     assert f.machine.events == [Tick(), Close()] and f.performed == 2
+
+
+def acknowledged(index: int, last: int = 7) -> AddAcknowledged:
+    return AddAcknowledged(index, BookieId("b"), EntryId(last))
+
+
+@on_loop
+async def test_acknowledgements_wait_until_something_may_follow_from_them(f: Fixture) -> None:
+    f.loop.answers_wanted = 2
+    f.loop.feed_acknowledgement(acknowledged(0))
+    await settle()
+    assert f.machine.events == [] and f.passes == 0
+    f.loop.feed_acknowledgement(acknowledged(1))
+    assert f.machine.events == [acknowledged(0), acknowledged(1)] and f.passes == 1
+
+
+@on_loop
+async def test_acknowledgement_that_waits_comes_before_what_is_fed_then(f: Fixture) -> None:
+    failed = AddFailed(0, BookieId("b"), BookieStatus.UNAVAILABLE)
+    f.loop.answers_wanted = 3
+    f.loop.feed_acknowledgement(acknowledged(0))
+    f.loop.feed_acknowledgement(acknowledged(0, 9))
+    f.loop.feed(failed)
+    assert f.machine.events == [acknowledged(0), acknowledged(0, 9), failed] and f.passes == 1
+
+
+def test_acknowledgement_that_nothing_follows_from_is_taken_in_soon() -> None:
+    async def main() -> None:
+        f = Fixture()
+        f.loop.answers_wanted = 2
+        for count in (1, 2):
+            f.loop.feed_acknowledgement(acknowledged(0))
+            await asyncio.sleep(2 * MACHINE_TICK_S)
+            assert f.machine.events == [acknowledged(0)] * count
+        await f.loop.stop()
+
+    run_in_virtual_time(main())
+
+
+@on_loop
+async def test_acknowledgements_are_not_taken_in_once_the_loop_was_stopped(f: Fixture) -> None:
+    f.loop.answers_wanted = 2
+    f.loop.feed_acknowledgement(acknowledged(0))
+    await f.loop.stop()
+    f.loop.feed_acknowledgement(acknowledged(1))
+    f.loop.take_in()
+    assert f.machine.events == []
 
 
 @on_loop
@@ -209,7 +261,7 @@ def test_tick_of_a_loop_that_is_always_late_comes_all_the_same() -> None:
     async def main() -> None:
         f = Fixture()
         f.is_busy, f.machine.next_deadline = True, 5.0
-        f.loop.keep_ticking()
+        f.loop.keep_ticking(asyncio.get_running_loop().time())
         while asyncio.get_running_loop().time() < 5.0 + 4 * LOOP_LATE_S:
             stand_still(2 * LOOP_LATE_S)
             await asyncio.sleep(0)
@@ -223,7 +275,7 @@ def test_machine_whose_deadline_has_moved_is_ticked_at_the_new_one() -> None:
     async def main() -> None:
         f = Fixture()
         f.is_busy, f.machine.next_deadline = True, 1.0
-        f.loop.keep_ticking()
+        f.loop.keep_ticking(asyncio.get_running_loop().time())
         f.machine.next_deadline = 2.0  # as by an entry that was added meanwhile
         await asyncio.sleep(1.9)
         assert f.machine.events == []
@@ -250,7 +302,7 @@ def test_machine_that_names_no_deadline_or_a_late_one_is_ticked_all_the_same(
             return True
 
         f.loop._busy, f.machine.next_deadline = busy, due
-        f.loop.keep_ticking()
+        f.loop.keep_ticking(asyncio.get_running_loop().time())
         await asyncio.sleep(2.5 * MACHINE_TICK_S_MAX)
         assert f.machine.events == [Tick(), Tick()]
         await f.loop.stop()

@@ -16,6 +16,7 @@ from spark_ledger.errors import (
     OutcomeUnknownError,
 )
 from spark_ledger.limits import KIB
+from spark_ledger.limits.client import MACHINE_TICK_S
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
 from spark_ledger.types import LedgerState
 from tests.unit.spark_ledger.client.world import World, run, run_virtually
@@ -280,6 +281,40 @@ def test_room_comes_back_as_entries_are_confirmed() -> None:
             assert await asyncio.gather(*futures) == [0, 1]
             for n in range(3, 20):
                 assert await writer.append(bytes(40 * KIB)) == n
+
+    run_virtually(test)
+
+
+def test_room_that_the_slowest_bookie_makes_is_given_at_once() -> None:
+    async def test(world: World) -> None:
+        client = await world.client(bytes_in_flight_max=64 * KIB)
+        writer = await client.create_ledger()
+        slow = world.bookies[writer.metadata.last_fragment.bookies[0]]
+        slow.hold = True
+        await writer.append_many([bytes(32 * KIB)] * 2)
+        assert not writer.has_room, "the slowest bookie counts, whatever is confirmed"
+        waiting = asyncio.create_task(writer.wait_for_room())
+        await asyncio.sleep(0)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        slow.hold = False
+        slow.release()
+        await waiting
+        assert loop.time() - began < MACHINE_TICK_S
+
+    run_virtually(test)
+
+
+def test_close_does_not_wait_for_a_tick_to_see_that_all_hold_all() -> None:
+    async def test(world: World) -> None:
+        client = await world.client(explicit_lac_delay_s=10.0)
+        writer = await client.create_ledger()
+        await writer.append(b"entry")
+        await asyncio.sleep(0)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await writer.close()
+        assert loop.time() - began < MACHINE_TICK_S
 
     run_virtually(test)
 

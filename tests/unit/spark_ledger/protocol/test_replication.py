@@ -51,6 +51,26 @@ def test_striped_entries_go_to_their_write_set_only() -> None:
         replication.push(1, 0.0)
 
 
+@pytest.mark.parametrize(("ack_quorum", "wanted"), [(1, [1, 1, 1]), (2, [2, 1, 1]), (3, [3, 2, 1])])
+def test_as_many_acknowledgements_are_wanted_as_quorum_lacks(
+    ack_quorum: int, wanted: list[int]
+) -> None:
+    replication = make(aq=ack_quorum)
+    replication.push(4, 0.0)
+    found = []
+    for index, bookie_id in enumerate((B0, B1, B2)):
+        found.append(replication.answers_wanted(-1))
+        replication.acknowledge(index, bookie_id, 3, 1.0)
+    assert found == wanted
+    assert replication.answers_wanted(3) == ack_quorum, "they are above it no more"
+
+
+def test_of_striped_entries_each_acknowledgement_may_confirm() -> None:
+    replication = make(3, 2, 2)
+    replication.push(4, 0.0)
+    assert replication.answers_wanted(-1) == 1
+
+
 def test_confirmed_by_the_ack_quorum() -> None:
     replication = make()
     replication.push(4, 0.0)

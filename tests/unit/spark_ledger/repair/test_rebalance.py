@@ -296,3 +296,21 @@ def test_frames_that_are_damaged_on_every_source_are_not_moved() -> None:
         )
 
     run_virtually(test, bookies=5)
+
+
+def test_move_that_fails_counts_for_nothing() -> None:
+    """Neither as one of those that are allowed, nor as what its target holds."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        ledgers = await before_it_came(world, client, count=8)
+        for bookie in world.bookies.values():
+            if ledgers[0] in bookie.ledgers:
+                bookie.ledgers[ledgers[0]].entries.pop(0, None)
+        done = await rebalance(world, replace(CONFIG, moves_max=1, at_once=1))
+        assert list(done.failed) == [ledgers[0]], "nobody has its first entry"
+        assert done.moves == 1 and await named_on(client, ledgers, NEW) == 1
+        held = sum(share.held_bytes for name, share in done.after.items() if name == NEW)
+        assert held == done.moved_bytes
+
+    run_virtually(test, bookies=5)

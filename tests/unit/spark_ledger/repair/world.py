@@ -7,7 +7,7 @@ from typing import Any
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.metadata.bookies import BookieRegistry
-from spark_ledger.metadata.memory import MemoryMetadataStore
+from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
 from spark_ledger.metadata.unsettled import pages
 from spark_ledger.repair.auditor import Auditor, AuditorConfig
 from spark_ledger.repair.nodes import PRIORITIES, mark_root
@@ -61,7 +61,12 @@ async def lose(world: World, name: str) -> None:
 
 async def marked(world: World) -> dict[int, int]:
     """The marked ledgers, each with the copies that it had left."""
-    store = MemoryMetadataStore(world.tree)
+    return await marked_in(world.tree)
+
+
+async def marked_in(tree: MemoryTree) -> dict[int, int]:
+    """The same of a tree of metadata."""
+    store = MemoryMetadataStore(tree)
     try:
         return {
             ledger_id: copies

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -146,7 +147,28 @@ def test_socket_is_there_while_the_run_is(listener: LedgerListener, sockets: Pat
     assert [each.name for each in directory.iterdir()] == [RUN]
     listener.onQueryTerminated(event())
     assert list(directory.iterdir()) == []
+    assert not listener._inboxes, "sessions see thousands of runs"
     send(RUN, WRITE)  # nobody listens any more
+
+
+def test_closed_inbox_leaves_no_thread() -> None:
+    before = set(threading.enumerate())
+    inbox = Inbox(RUN)
+    (thread,) = set(threading.enumerate()) - before
+    inbox.close()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_directory_of_another_user_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, sockets: Path
+) -> None:
+    """Somebody was there before and took the name; here that is us."""
+    monkeypatch.setattr("os.getuid", lambda: 4242)
+    inbox = Inbox(RUN)
+    (directory,) = sockets.iterdir()
+    assert directory.name.endswith("4242") and list(directory.iterdir()) == []
+    inbox.close()
 
 
 def test_directory_that_others_may_enter_is_not_used(sockets: Path) -> None:

@@ -68,6 +68,22 @@ def test_progress_after_a_restart_does_not_know_the_lag() -> None:
     assert found == SourceProgress("stream id 1f", Dlsn(12), Dlsn(12), 25, None, None, None)
 
 
+def test_progress_of_several_streams_has_the_rows_of_each() -> None:
+    end = {"streams": {"a": END, "b": {**END, "segment": 3}, "c": END}}
+    newest = {
+        "streams": {
+            "a": {**NEWEST, **LAG, "name": "a", "batchRows": 20},
+            "b": {**END, "segment": 3, "name": "b", "rowsBehind": 0, "batchRows": 5},
+        }
+    }
+    source = stream(endOffset=json.dumps(end), latestOffset=json.dumps(newest))
+    assert progress_of(reported(source)).sources == (
+        SourceProgress("a", Dlsn(12), Dlsn(14), 20, 70, 900, 1.5),
+        SourceProgress("b", Dlsn(3), Dlsn(3), 5, 0, None, None),
+        SourceProgress("c", Dlsn(12), Dlsn(12), 0, None, None, None),
+    )
+
+
 def test_progress_of_a_raw_ledger_counts_entries() -> None:
     end = {"entry": 8, "ledger": 7}
     newest = {"entry": 10, "ledger": 7, "rowsBehind": 2}

@@ -273,3 +273,20 @@ def test_append_without_rows_adds_its_columns_with_its_commit() -> None:
         assert (await stream.head()).next_commit == 1
 
     run(scenario())
+
+
+@pytest.mark.parametrize(
+    "outcomes",
+    [[Outcome.LOST_REPLY], [Outcome.LOST_REQUEST], [Outcome.LOST_REQUEST, Outcome.LOST_REPLY]],
+)
+def test_columns_added_at_once_are_added_once_whatever_is_lost(outcomes: list[Outcome]) -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        await StreamCatalog(ledgers).create("s", SCHEMA)
+        stream = await another(ledgers, Faults(outcomes))[1].open("s")
+        wider = SCHEMA.append(pa.field("a", pa.string()))
+        assert (await stream.merge_schema(wider)).names == wider.names
+        config = await stream.refresh()
+        assert [schema.names for schema in config.schemas] == [SCHEMA.names, wider.names]
+
+    run(scenario())

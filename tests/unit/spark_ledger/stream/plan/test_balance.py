@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 from spark_ledger.protocol.ensemble import fragment_of, lane_ranges
 from spark_ledger.protocol.placement import read_order
+from spark_ledger.stream.packs.model import Pack, Packs
 from spark_ledger.stream.plan.balance import (
     Balance,
     FirstReads,
     Unit,
+    ledgers_of,
     units_of,
     units_of_entries,
     weights_of,
@@ -122,6 +124,35 @@ def test_bytes_are_even_where_each_ledger_has_bookies_of_its_own() -> None:
     assert max(abs(size - mean) for size in total.values()) < 0.1 * mean, (seed, total)
 
 
+def test_bytes_of_long_partitions_are_even_by_what_is_known_of_each() -> None:
+    """A sample of one byte stands for a partition of 900, which may lie on all bookies."""
+    even = balance(*MANY[:4])
+    sample = [Unit(LedgerId(1), EntryId(0), 1, MANY[:3])]
+    found = [even.expected_reads(sample, 900) for _ in range(6)]
+    assert loads(found) == dict.fromkeys(MANY[:3], 1800)
+    assert all(set(reads.order) == set(MANY[:4]) for reads in found), "the rest may lie there"
+    assert {reads.order[-1] for reads in found} == {MANY[3]}
+    assert even.expected_reads([], 900) == FirstReads(), "nothing is known"
+
+
+def test_packed_ranges_are_planned_where_their_pack_lies() -> None:
+    pack = Pack(0, 10, 0, 10, LedgerId(9), entries=20, rows=100, size_bytes=1000)
+    ledgers = {
+        LedgerId(9): ledger(9, (0, MANY[:3]), (10, MANY[3:6])),
+        LedgerId(1): ledger(1, (0, MANY[:3])),
+    }
+    made = commits(*(segment(n, (5, 5), first=2 * n) for n in range(12)))
+    ranges = ranges_between(made, Dlsn(0), Dlsn(12))
+    packs = Packs((pack,))
+    assert list(ledgers_of(ranges, packs)) == [9, 1]
+    first, second, behind = units_of(ranges, ledgers, packs)
+    assert first == (9, 0, 500, MANY[:3]) and second == (9, 10, 500, MANY[3:6])
+    assert (behind.ledger_id, behind.size_bytes) == (1, ranges[-1].segment.size_bytes * 2)
+    (one,) = units_of(ranges[7:8], ledgers, packs)
+    assert one == (9, 10, 100, MANY[3:6]), "by its share of the segments"
+    assert units_of(ranges[:3], {}, packs) == []
+
+
 def test_read_only_bookies_get_half() -> None:
     chosen = balance(*MANY[:3], read_only=("b1",))
     unit = Unit(LedgerId(1), EntryId(0), 100, MANY[:3])
@@ -189,6 +220,7 @@ def _planned(
     stream: Any = SimpleNamespace(
         commits_between=lambda first, end: made[first:end],
         locate=lambda ids: Located({n: ledgers[n] for n in ids}, tuple(infos(*MANY))),
+        retention=SimpleNamespace(packs=Packs),
     )
     found = plan_read(stream, Dlsn(0), Dlsn(len(entries)), limits or PlanLimits(4))
     return ledgers, [each for each in found if isinstance(each, Plan)]

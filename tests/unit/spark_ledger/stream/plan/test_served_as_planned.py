@@ -13,6 +13,7 @@ from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import BookieUnavailableError
 from spark_ledger.limits import KIB
 from spark_ledger.stream.catalog import StreamCatalog
+from spark_ledger.stream.packs.model import Packs
 from spark_ledger.stream.plan.partitions import Plan, PlanLimits, plan_partitions
 from spark_ledger.stream.plan.read_plan import with_bookies
 from spark_ledger.stream.ranges import ranges_between
@@ -72,7 +73,9 @@ async def planned(stream: Stream) -> list[Plan]:
     plans = plan_partitions(ranges_between(commits, Dlsn(0), end), PlanLimits(PARTITIONS))
     ids = {part.segment.ledger_id for plan in plans for part in plan.ranges}
     located = await stream.locator.locate(ids)
-    blocking: Any = SimpleNamespace(locate=lambda ids: located)
+    blocking: Any = SimpleNamespace(
+        locate=lambda ids: located, retention=SimpleNamespace(packs=Packs)
+    )
     return with_bookies(blocking, plans)
 
 

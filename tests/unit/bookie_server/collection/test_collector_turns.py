@@ -1,0 +1,133 @@
+"""Passes and marks that meet something on their way are made once more."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bookie_server.giving_back import GivingBack
+from spark_ledger.metadata.collection import CollectionOrder, PassReport
+from spark_ledger.metadata.ledgers import ledger_path
+from spark_ledger.metadata.memory import Fault
+from spark_ledger.types import BookieStatus, LedgerId
+from tests.unit.bookie_server.collection.cluster import World
+from tests.unit.virtual_time import run_in_virtual_time
+
+
+@pytest.mark.parametrize("by_a_pass", [True, False])
+def test_ledger_that_is_taken_while_a_mark_is_written_has_another(*, by_a_pass: bool) -> None:
+    """The metadata of before the ledger would be believed after a restore otherwise (rule G4)."""
+
+    async def main() -> None:
+        world = World()
+        await world.make(1)
+        collector, marks = world.collector(), 0
+        renew_now = collector._mark.renew
+
+        async def renew(*, accept: bool = False) -> None:
+            nonlocal marks
+            marks += 1
+            await renew_now(accept=accept)
+            world.new_ledgers += marks == 1
+
+        collector._mark.renew = renew  # type: ignore[method-assign]
+        if by_a_pass:
+            await collector.run_pass()
+            assert marks == 1
+        collector.start()
+        await asyncio.sleep(11)
+        assert marks == 2
+        await asyncio.sleep(20)
+        assert marks == 2, "and no more"
+        await collector.stop()
+        assert world.store._watches == [], "nothing is left on the connection"
+
+    run_in_virtual_time(main())
+
+
+def test_whole_pass_that_was_aborted_is_made_by_the_next_pass() -> None:
+    async def main() -> None:
+        world = World()
+        await world.make(*range(1, 10))
+        await world.move(2)
+        world.interval_s, world.whole_interval_s = 10.0, 40.0
+        collector, passes = world.collector(), list[bool]()
+        run_pass = collector.run_pass
+
+        async def counted(
+            order: CollectionOrder | None = None, *, whole: bool = False
+        ) -> PassReport:
+            passes.append(whole)
+            return await run_pass(order, whole=whole)
+
+        collector.run_pass = counted  # type: ignore[method-assign]
+        world.why_not = "journal /j has not synced"
+        collector.start()
+        await asyncio.sleep(40)
+        aborted = passes[passes.index(True) :]
+        assert all(aborted) and len(aborted) > 2 and world.shelf.deleted == []
+        world.why_not = ""
+        del passes[:]
+        await asyncio.sleep(25)
+        assert passes[0] and not any(passes[1:]) and len(passes) > 1
+        assert world.shelf.deleted == [2]
+        await collector.stop()
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize("is_deleted", [True, False])
+@pytest.mark.parametrize("what", ["restored", "stalled"])
+def test_what_happens_between_the_two_looks_ends_the_pass(what: str, *, is_deleted: bool) -> None:
+    """Of a deleted ledger (rule G3) as of one that is named elsewhere (rule G9)."""
+
+    async def main() -> None:
+        world = World()
+        await world.make(*range(1, 10))
+        await (world.delete(2) if is_deleted else world.move(2))
+        collector = world.collector()
+
+        def happens() -> None:
+            if what == "restored":  # the bookie knows a later ledger than the metadata
+                world.shelf.keys[100] = b"k" * 32
+            else:
+                world.why_not = "journal /j has not synced"
+
+        asyncio.get_running_loop().call_later(0.5, happens)
+        report = await collector.run_pass(whole=True)
+        assert (report.candidates, report.deleted) == (1, 0)
+        assert ("was restored" if what == "restored" else "has not synced") in report.aborted
+        assert world.shelf.deleted == [] and 2 not in world.shelf.giving_back
+
+    run_in_virtual_time(main())
+
+
+def test_connection_that_breaks_before_a_copy_goes_keeps_the_copy() -> None:
+    """Between two connections the metadata may have been restored (rule G5)."""
+
+    async def main() -> None:
+        def interpose(name: str, path: str) -> Fault:
+            if (name, path) == ("put", ledger_path(LedgerId(2))):
+                world.store.reconnect()
+            return Fault()
+
+        world = World(interpose)
+        await world.make(*range(1, 10))
+        await world.move(2)
+        report = await world.collector().run_pass(whole=True)
+        assert report.deleted == 0 and "the connection to ZooKeeper broke" in report.aborted
+        assert world.shelf.deleted == [] and 2 not in world.shelf.giving_back
+
+    run_in_virtual_time(main())
+
+
+def test_ledgers_that_are_given_back_side_by_side_end_one_by_one() -> None:
+    giving = GivingBack()
+    giving.begin([LedgerId(1), LedgerId(2)])
+    giving.begin([LedgerId(3)])
+    giving.end([LedgerId(1)])
+    assert [each in giving for each in range(5)] == [False, False, True, True, False]
+    assert giving.refuse(LedgerId(1)) is None
+    refusal = giving.refuse(LedgerId(2))
+    assert refusal is not None and refusal.status is BookieStatus.TOO_MANY_REQUESTS

@@ -1,0 +1,137 @@
+"""Looks at what is damaged: each ledger has its turn, and what goes wrong ends one look only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+
+from bookie_server import refetch
+from bookie_server.refetch import Refetch
+from bookie_server.storage.ledgers.lacking import Lack, LackingLedgers
+from spark_ledger.bookie_api import EntryPage
+from spark_ledger.errors import CorruptionError
+from spark_ledger.limits.repair import REFETCH_LOOK_S
+from spark_ledger.metadata.ledgers import LedgerStore
+from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, MemoryTree, Outcome
+from spark_ledger.types import (
+    BookieId,
+    EntryId,
+    Fragment,
+    LedgerId,
+    LedgerMetadata,
+    LedgerState,
+    Quorums,
+)
+from tests.unit.bookie_server.test_refetch import ME
+from tests.unit.spark_ledger.repair.world import marked_in
+from tests.unit.virtual_time import run_in_virtual_time
+
+
+class Holder:
+    """A bookie that lacks the first entry of each of its ledgers."""
+
+    def __init__(self, ledgers: range) -> None:
+        self.lacks = {LedgerId(each) for each in ledgers}
+        self.asked: list[int] = []
+        self.errors: list[Exception] = []
+        self.is_known = True
+        self.lacking = cast("LackingLedgers", self)
+
+    def ledgers(self) -> list[LedgerId]:
+        return sorted(self.lacks)
+
+    def of(self, ledger_id: LedgerId) -> tuple[Lack, ...]:
+        return (Lack(ledger_id, EntryId(0), EntryId(0), 1),) if ledger_id in self.lacks else ()
+
+    def refetched(self, lacks: list[Lack]) -> None:
+        self.lacks -= {each.ledger_id for each in lacks}
+
+    def entry_page(self, ledger_id: LedgerId, first: EntryId) -> EntryPage | None:
+        if self.asked[-1:] != [ledger_id]:
+            self.asked.append(ledger_id)
+        if self.errors:
+            raise self.errors.pop()
+        return EntryPage([], None) if self.is_known else None
+
+
+class Restored(MemoryMetadataStore):
+    """A connection that has noticed it."""
+
+    @property
+    def restored(self) -> str:
+        return "restored from a backup"
+
+
+async def at_once(work: Callable[[], None]) -> None:
+    """No thread: virtual time would go on without it."""
+    work()
+
+
+async def made(tree: MemoryTree, ledgers: range) -> MemoryMetadataStore:
+    """Closed ledgers on this bookie, and a connection."""
+    store = tree.open_session()
+    for each in ledgers:
+        fragment = Fragment(EntryId(0), (ME, BookieId("b1")))
+        metadata = LedgerMetadata(LedgerId(each), Quorums(2, 2, 1), (fragment,))
+        open_ledger = await LedgerStore(store).create(metadata)
+        closed = {"state": LedgerState.CLOSED, "last_entry_id": EntryId(3), "length": 40}
+        wanted = open_ledger.value.with_changes(**closed)
+        await LedgerStore(store).compare_and_set(wanted, open_ledger.version)
+    return store
+
+
+def test_each_ledger_has_its_turn_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refetch, "REFETCH_LEDGERS_AT_ONCE", 2)
+
+    async def main() -> None:
+        holder, tree = Holder(range(5)), MemoryTree()
+        looks = Refetch(holder, await made(tree, range(5)), ME)
+        for _ in range(4):
+            await looks.look()
+        assert holder.asked == [0, 1, 2, 3, 4, 0, 1]
+        assert await marked_in(tree) == dict.fromkeys(range(5), 1)
+
+    asyncio.run(main())
+
+
+def test_metadata_that_were_restored_decide_nothing() -> None:
+    async def main() -> None:
+        holder, restored = Holder(range(2)), Restored()  # it has forgotten the ledgers
+        holder.is_known = False
+        await Refetch(holder, restored, ME).look()
+        assert holder.ledgers() == [0, 1]
+        await Refetch(holder, MemoryMetadataStore(restored.tree), ME).look()
+        assert holder.ledgers() == []
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("error", [OSError(5, "disk"), CorruptionError("index"), None])
+def test_look_that_fails_is_followed_by_another(
+    error: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refetch, "in_daemon_thread", at_once)
+
+    async def main() -> None:
+        holder, tree = Holder(range(1)), MemoryTree()
+        store = await made(tree, range(1))
+        if error is None:
+            store.interpose = lambda *_: Fault(Outcome.UNAVAILABLE)
+        else:
+            holder.errors = [error]
+        looks = Refetch(holder, store, ME)
+        looks.start()
+        await asyncio.sleep(1.5 * REFETCH_LOOK_S)
+        assert await marked_in(tree) == {} and holder.asked == [0]
+        store.interpose = None
+        await asyncio.sleep(REFETCH_LOOK_S)
+        assert await marked_in(tree) == {0: 1}
+        await looks.stop()
+        asked = len(holder.asked)
+        await asyncio.sleep(10 * REFETCH_LOOK_S)
+        assert len(holder.asked) == asked, "it was stopped"
+
+    run_in_virtual_time(main())

@@ -1,0 +1,112 @@
+"""What a bookie tells others while it serves, and how a storage that fails ends it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from bookie_server import registration, server
+from bookie_server.bookie import Bookie
+from bookie_server.core.read_only import Cause, Stall
+from bookie_server.exit_codes import EXIT_FATAL, EXIT_OK
+from bookie_server.server import BookieServer
+from bookie_server.service.grpc_service import BookieService
+from spark_ledger.metadata.cookies import leaving_path
+from spark_ledger.metadata.memory import Fault
+from tests.unit.bookie_server.test_server import B, Cluster, until
+from tests.unit.bookie_server.test_server import cluster as cluster
+
+
+@asynccontextmanager
+async def serving(cluster: Cluster) -> AsyncIterator[tuple[BookieServer, asyncio.Task[int]]]:
+    bookie = cluster.server()
+    running = asyncio.create_task(bookie.run())
+    await until(lambda: cluster.tree.children("bookies/writable") == [B])
+    async with asyncio.timeout(30):
+        while not await cluster.is_answered():
+            pass
+    try:
+        yield bookie, running
+    finally:
+        bookie._stop.set()
+        await running
+
+
+def announced(cluster: Cluster) -> tuple[list[str], list[str]]:
+    children = cluster.tree.children
+    return children("bookies/writable"), children("bookies/readonly")
+
+
+def test_storage_that_fails_ends_the_bookie_without_another_answer(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drained: list[str] = []
+    monkeypatch.setattr(BookieService, "drain", lambda _: drained.append("drained"))
+
+    async def main() -> None:
+        async with serving(cluster) as (bookie, running):
+            bookie._on_fatal("journal: the sync failed")
+            async with asyncio.timeout(30):
+                assert await running == EXIT_FATAL
+        assert not await cluster.is_answered() and drained == []
+        assert announced(cluster) == ([], []), "nobody has to wait for its session"
+        start = cluster.cookie().start
+        assert start is not None and start.counter == 1, "no clean stop is noted"
+
+    asyncio.run(main())
+
+
+def test_bookie_that_is_told_to_leave_is_read_only_at_once(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registration, "BOOKIE_REFRESH_INTERVAL_S", 3600.0)
+
+    async def main() -> None:
+        operator = cluster.tree.open_session()
+        async with serving(cluster) as (_bookie, running):
+            await operator.create(leaving_path(B), b"")
+            await until(lambda: announced(cluster) == ([], [B]))
+            await operator.delete(leaving_path(B))
+            await until(lambda: announced(cluster) == ([B], []))
+        assert await running == EXIT_OK
+
+    asyncio.run(main())
+
+
+def test_stall_of_a_disk_is_told_to_clients_and_to_the_cluster_at_once(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registration, "BOOKIE_REFRESH_INTERVAL_S", 3600.0)
+    told: list[str] = []
+    monkeypatch.setattr(BookieService, "disks_stall", lambda _, reason: told.append(reason))
+    stalls: list[Stall | None] = [None]
+    monkeypatch.setattr(Bookie, "stall", property(lambda _: stalls[0]))
+
+    async def main() -> None:
+        async with serving(cluster):
+            stalls[0] = Stall(Cause.JOURNAL_STALLED, "journal /j has not synced")
+            await until(lambda: announced(cluster) == ([], [B]))
+            assert told == ["journal /j has not synced"]
+            stalls[0] = None
+            await until(lambda: announced(cluster) == ([B], []))
+            assert told == ["journal /j has not synced", ""]
+
+    asyncio.run(main())
+
+
+def test_metadata_that_hang_do_not_hold_up_the_stop(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "BOOKIE_WITHDRAW_TIMEOUT_S", 0.1)
+
+    async def main() -> None:
+        async with serving(cluster) as (bookie, running):
+            cluster.interpose = lambda _name, _path: Fault(delay_s=3600.0)
+            bookie._stop.set()
+            async with asyncio.timeout(30):
+                assert await running == EXIT_OK
+
+    asyncio.run(main())

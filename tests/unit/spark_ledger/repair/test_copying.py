@@ -1,0 +1,177 @@
+"""Copies of one lane: what a target must have said before a copy counts, and who is blamed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from spark_ledger.errors import BookieUnavailableError, NoSuchEntryError
+from spark_ledger.metadata.ledgers import LedgerStore
+from spark_ledger.repair.copying import Copier, TargetFailedError
+from spark_ledger.repair.ledger import _access
+from spark_ledger.repair.plan import LaneCopy, final_fragments, lane_copies
+from spark_ledger.repair.throttle import Throttles
+from spark_ledger.runs import EntryRun
+from spark_ledger.transport.base import AddResult
+from spark_ledger.types import BookieId, BookieStatus, EntryId
+from tests.unit.spark_ledger.client.world import World, run_virtually
+from tests.unit.spark_ledger.repair.test_worker import filled
+
+OK, BUSY = BookieStatus.OK, BookieStatus.TOO_MANY_REQUESTS
+
+
+class Target:
+    """A bookie that answers each run with the next of these statuses; None: with an OK that lacks
+    the last entry. Behind the last of them it is silent."""
+
+    def __init__(self, answers: Sequence[BookieStatus | None]) -> None:
+        self.answers = list(answers)
+        self.sent: list[EntryRun] = []
+        self.open = self.most_open = 0
+
+    def opened(
+        self,
+        bookie_id: BookieId,
+        *_given: object,
+        on_result: Callable[[AddResult], None],
+        **_: object,
+    ) -> Stream:
+        self.open += 1
+        self.most_open = max(self.most_open, self.open)
+        return Stream(self, bookie_id, on_result)
+
+
+class Stream:
+    """An appender to it."""
+
+    def __init__(
+        self, target: Target, bookie_id: BookieId, on_result: Callable[[AddResult], None]
+    ) -> None:
+        self._target, self._bookie_id, self._on_result = target, bookie_id, on_result
+
+    def send(self, run: EntryRun) -> None:
+        self._target.sent.append(run)
+        if self._target.answers:
+            answer = self._target.answers.pop(0)
+            last = EntryId(run.last_entry - (answer is None))
+            self._on_result(AddResult(self._bookie_id, answer or OK, last, "said so"))
+
+    def close(self) -> None:
+        self._target.open -= 1
+
+
+class Copying:
+    """A closed ledger that has lost its first member, and who copies it to a bookie that is new."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.counts: Counter[str] = Counter()
+
+    async def prepare(self) -> Copying:
+        self.client = await self.world.client()
+        writer = await filled(self.client)
+        await writer.close()
+        ledger = (await LedgerStore(self.client.store).read(writer.ledger_id)).value
+        (fragment,) = final_fragments(ledger)
+        self.lost, *self.others = fragment.bookies
+        (self.target,) = set(self.world.bookies) - set(fragment.bookies)
+        self.ledger_id = writer.ledger_id
+        self.lane: LaneCopy
+        (self.lane,) = lane_copies(ledger, fragment, 0, lost={self.lost})
+        throttles = Throttles(1e12, 1e12)
+        self.copier = Copier(
+            self.client.context, self.ledger_id, _access(ledger, b""), throttles, self.counts
+        )
+        return self
+
+    async def to(self, target: Target) -> None:
+        transport = self.client.context.transport
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(transport, "open_appender", target.opened)
+            await self.copier.copy(self.lane, self.target)
+
+
+@pytest.mark.parametrize(
+    ("answers", "suspected"),
+    [
+        ([BookieStatus.IO_ERROR], True),
+        ([BookieStatus.READ_ONLY], True),
+        ([BookieStatus.UNAUTHORIZED], False),  # the worker has its lock no more: no fault of it
+        ([], True),
+        ([None], True),
+        ([BookieStatus.STALLED], True),
+        ([BUSY, BookieStatus.IO_ERROR], True),
+        ([BUSY], True),
+    ],
+)
+def test_copy_that_was_not_stored_whole_counts_as_none_and_its_target_is_blamed(
+    answers: list[BookieStatus | None], *, suspected: bool
+) -> None:
+    async def test(world: World) -> None:
+        made, target = await Copying(world).prepare(), Target(answers)
+        with pytest.raises(TargetFailedError, match="did not store a copy"):
+            await made.to(target)
+        assert target.answers == [] and not made.counts
+        assert target.open == 0, "nothing of it is left open"
+        assert made.client.context.suspects.now() == ({made.target} if suspected else set())
+
+    run_virtually(test, bookies=4)
+
+
+def test_busy_target_has_one_stream_and_gets_the_same_run_again() -> None:
+    async def test(world: World) -> None:
+        made, target = await Copying(world).prepare(), Target([BUSY] * 3 + [OK] * 20)
+        await made.to(target)
+        assert len({run.frames for run in target.sent[:4]}) == 1
+        assert (target.open, target.most_open) == (0, 1)
+        assert made.counts["entries"] == 20 and not made.client.context.suspects.now()
+
+    run_virtually(test, bookies=4)
+
+
+@pytest.mark.parametrize("silent", [0, 1])
+def test_entry_is_lost_only_if_every_source_says_so(silent: int) -> None:
+    """The one that does not answer may have it."""
+
+    async def test(world: World) -> None:
+        made = await Copying(world).prepare()
+        for name in world.bookies:
+            world.bookies[name].ledgers.pop(made.ledger_id, None)
+        if silent:
+            world.kill(made.others[0])
+        error = BookieUnavailableError if silent else NoSuchEntryError
+        with pytest.raises(error, match="entry 0"):
+            await made.to(Target([OK] * 20))
+
+    run_virtually(test, bookies=4)
+
+
+def test_lost_member_is_asked_when_nobody_else_has_an_entry() -> None:
+    async def test(world: World) -> None:
+        made, target = await Copying(world).prepare(), Target([OK] * 20)
+        for name in made.others:
+            del world.bookies[name].ledgers[made.ledger_id].entries[7]
+        await made.to(target)
+        assert made.counts["entries"] == 20
+
+    run_virtually(test, bookies=4)
+
+
+def test_copies_wait_for_the_rate_of_their_source() -> None:
+    async def test(world: World) -> None:
+        made = await Copying(world).prepare()
+        waited: list[tuple[BookieId, int]] = []
+
+        async def take(source: BookieId, count: int) -> None:
+            assert not made.counts["bytes"] - sum(each for _, each in waited), "it waits before"
+            waited.append((source, count))
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(made.copier._throttles, "take", take)
+            await made.to(Target([OK] * 20))
+        assert {source for source, _ in waited} <= set(made.others)
+        assert sum(count for _, count in waited) == made.counts["bytes"] > 0
+
+    run_virtually(test, bookies=4)
