@@ -260,7 +260,7 @@ def test_recovery_whose_bookies_stay_busy_ends_with_an_error() -> None:
         async def busy(*args: Any, **_options: Any) -> AsyncGenerator[ReadChunk, None]:
             yield ReadChunk(BookieStatus.TOO_MANY_REQUESTS, None, args[2], "busy")
 
-        other.context.transport.read = busy  # type: ignore[method-assign, method-assign]
+        other.context.transport.read = busy  # type: ignore[method-assign]
         with pytest.raises(LedgerError):
             await asyncio.wait_for(other.open_ledger(writer.ledger_id, recover=True), 10.0)
 
