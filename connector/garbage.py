@@ -1,7 +1,7 @@
 """Keeps the collections short that Spark makes its Python processes do after each call.
 
 A process that Spark keeps for the next task calls ``gc.collect()`` after each one. It then looks at
-every object that imports and the connection have left, some 20 ms of processor time, three times
+every object that imports and the connection have left, some 50 ms of processor time, three times
 in each micro-batch. They live as long as the process, so they are set aside.
 """
 

@@ -248,3 +248,20 @@ def test_read_that_a_busy_bookie_breaks_off_goes_on_where_it_was(
             assert firsts == sorted(set(firsts)), "nothing is asked for twice"
 
     run_virtually(test, bookies=5)
+
+
+def test_recovery_whose_bookies_stay_busy_ends_with_an_error() -> None:
+    """Nobody may write to the ledger then, and its caller can begin anew: it must hear of it."""
+
+    async def test(world: World) -> None:
+        writer = await left_open(await world.client(explicit_lac_delay_s=100.0), (3, 3, 2))
+        other = await world.client(read_timeout_s=2.0)
+
+        async def busy(*args: Any, **_options: Any) -> AsyncGenerator[ReadChunk, None]:
+            yield ReadChunk(BookieStatus.TOO_MANY_REQUESTS, None, args[2], "busy")
+
+        other.context.transport.read = busy  # type: ignore[method-assign]
+        with pytest.raises(LedgerError):
+            await asyncio.wait_for(other.open_ledger(writer.ledger_id, recover=True), 10.0)
+
+    run_virtually(test, bookies=5)
