@@ -92,6 +92,7 @@ class Relay:
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            up_writer.transport.abort()  # before the waits, which another cancellation would end
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
