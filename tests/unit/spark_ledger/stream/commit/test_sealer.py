@@ -451,3 +451,17 @@ def test_transaction_of_a_sink_is_found_wherever_it_is(
         assert await stream.position_of("q", 150) is None
 
     run(scenario())
+
+
+def test_close_waits_for_its_sealing_only_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealer, "SEAL_CLOSE_S", 0.01)
+
+    async def scenario() -> None:
+        stream = await StreamCatalog(FakeLedgers()).create("s", SCHEMA)
+        hangs = stream._committer.sealer._work = asyncio.create_task(asyncio.sleep(3600))
+        async with asyncio.timeout(5):
+            await stream.close()
+        assert not hangs.done()
+        hangs.cancel()
+
+    run(scenario())
