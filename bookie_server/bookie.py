@@ -148,14 +148,15 @@ class Bookie:
         add.done(*grant)
 
     def _admit(self, add: PendingAdd) -> None:
-        ledger_id, waits = add.run.ledger_id, self._waiting.size_bytes
+        ledger_id, waiting_bytes = add.run.ledger_id, self._waiting.size_bytes
+        is_full = self._storage.is_full(ledger_id)
         admission = admit(
             recovery=add.recovery,
             disk_full=self.leaving or self._disks.reason(ledger_id),
-            is_full=(is_full := self._storage.is_full(ledger_id)),
+            is_full=is_full,
             others_wait=bool(self._waiting),
-            waiting_bytes=waits,
-            flush_failure=self._flush_refusal(ledger_id) if is_full or waits else None,
+            waiting_bytes=waiting_bytes,
+            flush_failure=self._flush_refusal(ledger_id) if is_full or waiting_bytes else None,
         )
         if admission is Admission.WAIT:
             self._waiting.append(add)

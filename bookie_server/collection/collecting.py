@@ -180,7 +180,8 @@ class Pass:
                 if look is Seen.ELSEWHERE:
                     # Elsewhere may be "not here yet": a copy that is being made, longer than the
                     # pause between two passes, would never be named (rule G9).
-                    self._elsewhere += [each] * self._reads_all
+                    if self._reads_all:
+                        self._elsewhere.append(each)
                 elif look is not Seen.NAMED:
                     self._candidates.append(_Candidate(each, look))
             return

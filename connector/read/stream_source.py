@@ -87,9 +87,12 @@ class StreamSource:
     # -- where to start and end ------------------------------------------------------------------
 
     def initial_offset(self) -> OffsetJson:
+        return self._offset(self._start())
+
+    def _start(self) -> Dlsn:
         if self._initial is None:
             self._initial = self._resolve_start(self._stream.head())
-        return self._offset(self._initial)
+        return self._initial
 
     def _offset(self, position: Dlsn) -> OffsetJson:
         return stream_offset(position, self._stream_id)
@@ -142,10 +145,10 @@ class StreamSource:
             end = self._canonical(given, head)
             if end > head.end:
                 raise self._after_head(given, head, "endingPosition")
-            if isinstance(options.start, PositionJson) and end < self._resolve_start(head):
+            if isinstance(options.start, PositionJson) and end < self._start():
                 raise ConfigurationError(
                     f"{options.subject}: endingPosition {tuple(given)} lies before "
-                    f"startingPosition {tuple(self._resolve_start(head))}"
+                    f"startingPosition {tuple(self._start())}"
                 )
         elif options.end == "earliest":
             raise ConfigurationError(

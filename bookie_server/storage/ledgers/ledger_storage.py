@@ -188,7 +188,7 @@ class LedgerStorage:
         Service thread. A yes may be out of date, as the flush can end at any moment. Then
         ``on_flushed`` is still to come, and whoever waits is looked at again.
         """
-        cache = self._stores[ledger_id % self._store_count].cache
+        cache = self.store_of(ledger_id).cache
         return cache.is_frozen and cache.active_bytes >= self._active_bytes_max
 
     def place_for(self, ledger_id: LedgerId, block: Block) -> RunPlace | None:
@@ -208,7 +208,7 @@ class LedgerStorage:
         ledger_id = run.ledger_id
         assert ledger_record.last_entry >= run.last_entry, "the ledger record covers the run"
         assert not self.is_full(ledger_id), "an add waits until there is room"
-        store = self._stores[ledger_id % self._store_count]
+        store = self.store_of(ledger_id)
         active_bytes = store.cache.add(cached)
         store.set_ledger_record(ledger_id, ledger_record)
         if active_bytes >= self._active_bytes_max:
@@ -216,7 +216,7 @@ class LedgerStorage:
 
     def ledger_record(self, ledger_id: LedgerId) -> LedgerRecord | None:
         """See ``DirectoryStore.ledger_record``."""
-        return self._stores[ledger_id % self._store_count].ledger_record(ledger_id)
+        return self.store_of(ledger_id).ledger_record(ledger_id)
 
     def set_ledger_record(self, ledger_id: LedgerId, ledger_record: LedgerRecord) -> None:
         """See ``DirectoryStore.set_ledger_record``."""
