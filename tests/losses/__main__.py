@@ -32,6 +32,8 @@ BOOKIES: Final = 5
 RACKS: Final = 3
 MIN_RACKS: Final = 2
 LOST_AFTER_S: Final = 4.0
+OPEN_GRACE_S: Final = 5.0
+"""Ledgers that idle writers leave open are closed so soon: until then no other disk is wiped."""
 SETTLE_S: Final = 240.0
 """In which repair brings back all copies once the stranger has left; a machine may be busy."""
 
@@ -67,7 +69,12 @@ def run(
 ) -> Verdict:
     """One cluster, from its start to the count. ``directory``: its disks and logs stay there."""
     with LocalCluster(
-        BOOKIES, directory, racks=RACKS, keeper=True, lost_bookie_delay_s=LOST_AFTER_S
+        BOOKIES,
+        directory,
+        racks=RACKS,
+        keeper=True,
+        lost_bookie_delay_s=LOST_AFTER_S,
+        open_ledger_grace_s=OPEN_GRACE_S,
     ) as cluster:
         verdict, cluster_id, noted = asyncio.run(_under_load(cluster, seconds, seed, say))
         if verdict.faults:
