@@ -14,7 +14,6 @@ from spark_ledger.errors import ConfigurationError, DataLossError
 from spark_ledger.stream.commit.commit_log import CommitLog
 from spark_ledger.stream.commit.commit_rules import Proposal
 from spark_ledger.stream.commit.committer import Committer
-from spark_ledger.stream.commit.head_reader import HeadReader
 from spark_ledger.stream.commit.head_watch import HeadWatch
 from spark_ledger.stream.commit.proposals import columns_of, new_proposal
 from spark_ledger.stream.concurrency import flatten
@@ -70,9 +69,8 @@ class Stream:
         self._nodes = nodes
         self._schemas = SchemaRegistry(nodes, config)
         self._log = CommitLog(ledgers, nodes, config.value.stream_id)
-        heads = HeadReader(nodes, config.value.stream_id)
-        self._committer = Committer(ledgers, nodes, self._log, self._schemas, heads)
-        self._watch = HeadWatch(nodes, heads)
+        self._watch = HeadWatch(nodes, config.value.stream_id)
+        self._committer = Committer(ledgers, nodes, self._log, self._schemas, self._watch.heads)
         self._reader = RangeReader(ledgers, nodes, self._schemas)
         self.locator = Locator(ledgers)
         self.retention = StreamRetention(nodes, self._schemas, self._log, self._reader.packs)

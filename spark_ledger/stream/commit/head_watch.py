@@ -16,9 +16,10 @@ class HeadWatch:
     Before that every ``current`` is one metadata read; from then on only a change costs one.
     """
 
-    def __init__(self, nodes: StreamNodes, heads: HeadReader) -> None:
+    def __init__(self, nodes: StreamNodes, stream_id: str) -> None:
         self._nodes = nodes
-        self._heads = heads
+        self.heads = HeadReader(nodes, stream_id)
+        """Shared with the stream's committer: what one has seen, the other knows."""
         self._watch: Watch | None = None
         self._changed = asyncio.Event()
         self._head: Head | None = None
@@ -72,7 +73,7 @@ class HeadWatch:
     async def read(self) -> Head:
         """Read the head from the store. Raises as ``HeadReader.read``."""
         before = self._changed
-        head = (await self._heads.read()).value
+        head = (await self.heads.read()).value
         if before is self._changed:
             self._head = head  # otherwise it changed meanwhile, and this may be the old one
         return head

@@ -9,7 +9,6 @@ import pytest
 
 from spark_ledger.errors import MetadataRestoredError, NoSuchStreamError
 from spark_ledger.stream.catalog import StreamCatalog
-from spark_ledger.stream.commit.head_reader import HeadReader
 from spark_ledger.stream.commit.head_watch import HeadWatch
 from spark_ledger.stream.model import Head
 from spark_ledger.stream.stream import Stream
@@ -137,7 +136,7 @@ def test_wait_head_changed_during_read_returns_at_once() -> None:
     async def scenario() -> None:
         ledgers = FakeLedgers()
         stream = await StreamCatalog(ledgers).create("s", SCHEMA)
-        watch = HeadWatch(stream._nodes, HeadReader(stream._nodes, stream.config.stream_id))
+        watch = HeadWatch(stream._nodes, stream.config.stream_id)
         inner = stream._nodes.head
 
         async def overtaken(*, latest: bool = False) -> Versioned[Head]:
