@@ -234,6 +234,83 @@ CLAIMS: Final = (
         ),
     ),
     Claim(
+        "A producer that sends again after a refusal or silence stores values twice and in another "
+        "order. With ids, epochs and sequences a broker refuses both, also after a change of the "
+        "leader, because they are in the log.",
+        "KIP-98: Exactly Once Delivery and Transactional Messaging (Gustafson and others)",
+        (
+            Figure("deaf-leader", "kafka", "doubled", ">", 0),
+            Figure("deaf-leader", "kafka-idempotent", "doubled", "=", 0),
+            Figure("leader-dies", "kafka", "reordered", ">", 0),
+            Figure("leader-dies", "kafka-idempotent", "reordered", "=", 0),
+            Figure("rolling-restart", "kafka-idempotent", "doubled", "=", 0),
+            Figure("rolling-restart", "kafka-idempotent", "reordered", "=", 0),
+        ),
+    ),
+    Claim(
+        "Idempotence is no flush: what a power cut of all takes from page caches is gone, and the "
+        "producer goes on in another epoch.",
+        "KIP-360: Improve reliability of idempotent/transactional producer (Gustafson)",
+        (
+            Figure("power-cut", "kafka-idempotent", "lost", ">", 0),
+            Figure("power-cut", "kafka-idempotent", "doubled", "=", 0),
+            Figure("power-cut", "kafka-idempotent-flush", "lost", "=", 0),
+        ),
+    ),
+    Claim(
+        "A leader that counts replicas of an entry of an older term commits what can still be "
+        "overwritten (figure 8). One that counts only entries of its own term does not.",
+        _RAFT,
+        (
+            Figure("figure-8", "raft-count-older-terms", "lost", ">", 0),
+            Figure("figure-8", "raft-one-by-one", "lost", "=", 0),
+            Figure("figure-8", "raft", "lost", "=", 0),
+        ),
+    ),
+    Claim(
+        "Without numbers of clients in the state machine Raft takes a value twice that is sent "
+        "again; with them it takes it once.",
+        _RAFT,
+        (
+            Figure("replica-dies", "raft-2", "doubled", ">", 0),
+            Figure("figure-8", "raft", "doubled", ">", 0),
+            Figure("figure-8", "raft-sessions", "doubled", "=", 0),
+        ),
+    ),
+    Claim(
+        "A leader may write to its own disk while it sends to its followers; one that writes first "
+        "makes each value wait for two disks in turn.",
+        _DISSERTATION,
+        (
+            Figure("steady", "raft", "p50_ms", "<", "raft-writes-first"),
+            Figure("steady", "raft-writes-first", "p50_ms", ">", 5),
+            Figure("power-cut", "raft-writes-first", "lost", "=", 0),
+        ),
+    ),
+    Claim(
+        "A log that elects by majorities and does not sync loses acknowledged values when one "
+        "server loses its page cache and another one dies. Kafka does not need to sync for that: "
+        "who comes back is not in sync, and the last that is in sync is waited for.",
+        "Why Apache Kafka doesn't need fsync to be safe (Vanlightly)",
+        (
+            Figure("one-forgets", "dledger", "lost", ">", 0),
+            Figure("one-forgets", "dledger-flush", "lost", "=", 0),
+            Figure("one-forgets", "raft", "lost", "=", 0),
+            Figure("one-forgets", "kafka", "lost", "=", 0),
+            Figure("one-forgets", "kafka", "longest_gap_ms", ">", 3_500),
+        ),
+    ),
+    Claim(
+        "A ledger whose ensemble is larger than its write quorum is striped: each bookie holds its "
+        "share of the entries, and a replica of a partition all of them.",
+        _BOOKKEEPER,
+        (
+            Figure("steady", "bookkeeper-striped-5-3-2", "second_holds", "<", 610),
+            Figure("steady", _BK, "second_holds", "=", 1_001),
+            Figure("steady", "kafka", "second_holds", "=", 1_001),
+        ),
+    ),
+    Claim(
         "Servers that are restarted one after the other lose nothing; each change of the leader is "
         "a pause, and a ledger with AQ < WQ has none.",
         f"{_KAFKA}; {_BOOKKEEPER}",
