@@ -34,7 +34,7 @@ from spark_ledger.keeper.decisions import Verdict, judge_open, judge_unnamed
 from spark_ledger.keeper.election import Election
 from spark_ledger.keeper.gone import GoneOwners
 from spark_ledger.keeper.nodes import STATE_PATH, Done, Found, KeeperState, read_state
-from spark_ledger.keeper.optimizing import StreamOptimizer
+from spark_ledger.keeper.optimizing import Packable, StreamOptimizer
 from spark_ledger.keeper.seen import Failed, Pass
 from spark_ledger.keeper.streams import StreamKeeper
 from spark_ledger.limits.keeper import (
@@ -44,6 +44,7 @@ from spark_ledger.limits.keeper import (
     FAILED_AGAIN_S,
     FAILED_AGAIN_S_MAX,
     KEEPER_PASS_S,
+    OPTIMIZE_BYTES_PER_S,
     OWNER_GRACE_S,
     RECOVERIES_AT_ONCE,
     RECOVERIES_PER_S,
@@ -80,6 +81,7 @@ class KeeperConfig:
     """From one audit to the next, in time of a keeper's work; 0: only those that are asked for."""
     optimize_s: float = 0.0
     """From one look for small commits to the next (rule K10); 0: never."""
+    optimize_bytes_per_s: float = OPTIMIZE_BYTES_PER_S
     dry_run: bool = False
     """Say what would be done, and do nothing."""
 
@@ -119,7 +121,10 @@ class Keeper:
             dry_run=self._config.dry_run,
         )
         self._optimizer = StreamOptimizer(
-            client, clock=self._clock, interval_s=self._config.optimize_s
+            client,
+            clock=self._clock,
+            interval_s=self._config.optimize_s,
+            bytes_per_s=self._config.optimize_bytes_per_s,
         )
         self._gone = self._new_count({})
         self._state: Versioned[KeeperState] | None = None
@@ -201,6 +206,12 @@ class Keeper:
         state = await read_state(self._store)
         self._gone = self._new_count({} if state is None else state.value.gone_s)
         return await self.run_pass()
+
+    async def packable(self) -> AsyncGenerator[Packable, None]:
+        """What would be packed now (rule K10)."""
+        async with aclosing(self._optimizer.look()) as found:
+            async for each in found:
+                yield each
 
     async def audit(self) -> AsyncGenerator[list[Finding], None]:
         """One audit that does nothing: what no index lists and nothing names, page by page (rule
