@@ -28,8 +28,9 @@ from spark_ledger.tasks import cancel
 
 if TYPE_CHECKING:
     from spark_ledger.client.ledger_client import LedgerClient
+    from spark_ledger.keeper.config import KeeperConfig
     from spark_ledger.keeper.decisions import Verdict
-    from spark_ledger.keeper.keeper import Keeper, KeeperConfig
+    from spark_ledger.keeper.keeper import Keeper
     from spark_ledger.keeper.nodes import AuditState, Elected, KeeperState, PackedNode
     from spark_ledger.keeper.optimizing import Packable
     from spark_ledger.repair.service import RepairConfig
@@ -150,7 +151,7 @@ def run(
 
     Killing it anywhere loses nothing: the next one finds the same work.
     """
-    from spark_ledger.keeper.keeper import KeeperConfig
+    from spark_ledger.keeper.config import KeeperConfig
 
     config = KeeperConfig(
         pass_s=interval,
