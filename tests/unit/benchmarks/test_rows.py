@@ -119,6 +119,22 @@ def test_the_table_compares_the_same_work_only() -> None:
     assert "0.30" not in text
 
 
+def test_the_table_has_both_ways_to_read_beside_the_one_of_a_peer() -> None:
+    ways: list[tuple[System, str, float]] = [
+        ("spark-ledger", "read batches", 600.0),
+        ("spark-ledger", "read", 300.0),
+        ("kafka", "read", 200.0),
+    ]
+    rows = [
+        Row(bench="raw", system=system, op=op, entry_bytes=1024, per_second=per_second)
+        for system, op, per_second in ways
+    ]
+    console = Console(width=200, record=True, file=io.StringIO())
+    print_rows(rows, console)
+    ours = [line for line in console.export_text().splitlines() if "spark-ledger" in line]
+    assert ["1.50" in ours[0], "3.00" in ours[1]] == [True, True]
+
+
 def test_case_roundtrips_through_the_command_line() -> None:
     for case in [*throughput_cases(quick=True), failover_case(quick=False)]:
         assert Case.from_arguments(case.arguments()) == case
