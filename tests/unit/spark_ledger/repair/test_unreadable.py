@@ -6,12 +6,14 @@ import asyncio
 
 import pytest
 
+from spark_ledger.cli.safety import exit_status
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import (
     ConfigurationError,
     CorruptionError,
     MetadataRestoredError,
     MetadataUnavailableError,
+    NoSuchLedgerError,
 )
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.ledgers import is_unreadable, ledger_path
@@ -23,7 +25,9 @@ from spark_ledger.repair.plan import all_names
 from spark_ledger.repair.rebalance import Rebalance, RebalanceConfig
 from spark_ledger.repair.status import look
 from spark_ledger.types import BookieId, LedgerId
-from tests.unit.spark_ledger.client.world import World, run_virtually
+from tests.unit.spark_ledger.cli.test_safety import found
+from tests.unit.spark_ledger.client.world import World, run, run_virtually
+from tests.unit.spark_ledger.keeper.test_audit import AUDIT_S, elected, ids, left, stream_of_three
 from tests.unit.spark_ledger.keeper.world import Clock, keeper, passes
 from tests.unit.spark_ledger.repair.test_checker import Checking, closed, wipe
 from tests.unit.spark_ledger.repair.test_worker import filled
@@ -116,10 +120,41 @@ def test_status_shows_the_others() -> None:
         for writer in (hidden, other):
             name = writer.metadata.last_fragment.bookies[0]
             await mark(client.store, writer.ledger_id, frozenset([name]), 2)
-        found = await look(client.store)
-        assert found.marked == {2: 2} and found.bytes_left > 0
+        status = await look(client.store)
+        assert status.marked == {2: 2} and status.bytes_left > 0
 
     run_virtually(test, bookies=3)
+
+
+def test_status_of_the_cluster_counts_it_as_unknown() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        hidden, other = await filled(client), await filled(client)
+        await other.close()
+        assert exit_status(await found(world)) == 0
+        await damage(client, hidden.ledger_id)
+        standing = await found(world)
+        assert standing.ledgers == standing.unknown == 1 and "damaged" in standing.unknown_why
+        assert exit_status(standing) == 3, "nobody can say how safe it is"
+
+    run_virtually(test, bookies=3)
+
+
+def test_audit_of_names_goes_on_to_its_end() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        await stream_of_three(world)
+        (hidden,) = ids(await left(world, 98))
+        (lost,) = ids(await left(world, 99))
+        await damage(client, LedgerId(hidden))
+        clock = Clock()
+        cared = await elected(world, clock)
+        await passes(cared, clock, 2 * AUDIT_S)
+        with pytest.raises(NoSuchLedgerError):
+            await client.ledger_metadata(lost)
+        assert await client.store.get_latest(ledger_path(LedgerId(hidden))), "it stays"
+
+    run(test)
 
 
 def test_restored_metadata_are_not_of_one_ledger_only() -> None:
