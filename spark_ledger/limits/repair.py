@@ -37,6 +37,10 @@ REPAIR_FAILED_AGAIN_S: Final = 10.0
 REPAIR_FAILED_AGAIN_S_MAX: Final = 3600.0
 """Longest of these pauses: its bookies may be gone for days, and it must not hold up others."""
 
+REPAIR_LOCKED_AGAIN_S: Final = 60.0
+"""Longest pause of a ledger that only who knows its password can close: once somebody has, its
+copies are made within a minute, and not within an hour. A look costs a few reads of metadata."""
+
 LEAVING_LOOK_S: Final = 30.0
 """A bookie looks this often whether an operator takes it out; a watch tells it sooner."""
 
@@ -68,6 +72,10 @@ answers ten times as many beside its work."""
 
 CHECK_PASS_S: Final = 60.0
 """A keeper looks this often whether a check is due."""
+
+CHECK_HUNG_S: Final = 60.0
+"""A check does not ask a bookie for so long that has let a question time out: it goes on with the
+others, and the silence of one costs it a sixth of its time."""
 
 CLOSED_PASS_S: Final = 30.0
 """A keeper looks this often which ledgers were closed. Until then an entry that reached the ack
