@@ -217,5 +217,6 @@ def test_calls_are_medians_and_waits_at_once_count_once() -> None:
     batches = [made("commit", 100 * n, took) for n, took in enumerate((10, 30, 20))]
     reads = [made("metadata reads", 1, 4), made("metadata reads", 3, 4)]
     reads += [made("metadata reads", 101, 9), made("metadata reads", 203, 2, pid=2)]
-    found = calls_of([*batches, *reads])
-    assert found == {"commit": 20, "commit: metadata reads": 6}
+    again = [made("prepare", 99, 0.5), made("prepare", 90, 3, pid=2)]
+    found = calls_of([*batches, *reads, *again])
+    assert found == {"commit": 20, "commit: metadata reads": 6, "prepare": 3}
