@@ -65,6 +65,8 @@ class Row(
     """micro-batch: the processor time of each component for one."""
     phases_ms: dict[str, float] | None = None
     """micro-batch: its time by Spark's names of the phases."""
+    calls_ms: dict[str, float] | None = None
+    """micro-batch: what its calls of our source or sink take, and in them what is waited for."""
 
     @property
     def work(self) -> tuple[str, str, int, int, int, str]:
