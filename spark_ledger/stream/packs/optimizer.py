@@ -107,7 +107,7 @@ class Optimizer:
         """
         config = await self._schemas.refresh()
         choice = Choice(
-            entry_bytes or config.entry_bytes, pack_bytes or config.segment_roll_bytes, entries_min
+            entry_bytes or config.entry_bytes, pack_bytes or config.ledger_bytes_max, entries_min
         )
         chooser = Chooser(choice)
         async with aclosing(self._unpacked()) as found:
