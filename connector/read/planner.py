@@ -83,13 +83,13 @@ def shared_ends(backlogs: Sequence[Backlog], limits: TriggerLimits) -> list[Dlsn
     ends = [each.start for each in backlogs]
     waiting = [n for n, each in enumerate(backlogs) if each.start < each.end]
     rows_left, bytes_left, taken = limits.max_rows, limits.max_bytes, False
-    shares = True
+    equal_parts = True
     while waiting:
         moved = False
         for turn, number in enumerate(list(waiting)):
             if taken and ((rows_left is not None and rows_left <= 0) or bytes_left == 0):
                 return ends
-            parts = len(waiting) - turn if shares else 1
+            parts = len(waiting) - turn if equal_parts else 1
             part = replace(
                 limits,
                 max_rows=None if rows_left is None else rows_left // parts,
@@ -103,9 +103,11 @@ def shared_ends(backlogs: Sequence[Backlog], limits: TriggerLimits) -> list[Dlsn
                 ends[number] = end
                 rows_left = None if rows_left is None else max(0, rows_left - took.rows)
                 bytes_left = None if bytes_left is None else max(0, bytes_left - took.size_bytes)
-        if not moved and not shares:
-            return ends
-        shares = moved
+        if not moved and not equal_parts:
+            return ends  # no next entry fits into all that is left
+        # A round in which no stream moved: their entries are larger than an equal part of what is
+        # left. So the next round offers all of it to each, first come, first served.
+        equal_parts = moved
         waiting = [n for n in waiting if ends[n] < backlogs[n].end]
     return ends
 

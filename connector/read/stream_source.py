@@ -197,7 +197,7 @@ class StreamSource:
         Raises ConfigurationError if the position lies behind the end, DataLossError if its rows
         are gone and failOnDataLoss is true.
         """
-        self._earliest_seen = head.earliest
+        self._earliest_seen = head.earliest  # ``_beside_truncations`` compares: did rows go since?
         if position > head.end:
             raise self._after_head(position, head, what)
         if position >= head.earliest:

@@ -119,6 +119,8 @@ class _StreamRead:
                     where=options.where,
                 ):
                     yield _with_metadata(positioned, wanted, metadata_index, options)
+                    # Behind the yield: a batch counts once its taker comes back for the next one,
+                    # so that a retry neither leaves rows out nor gives them twice.
                     self._ranges = ranges_after(
                         self._ranges, positioned.position, positioned.batch.num_rows
                     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, NamedTuple, TypeVar
 
 import pyarrow as pa
@@ -120,13 +121,21 @@ class TaskWritten(WriterCommitMessage):
 
 
 def written_by_tasks(messages: Iterable[WriterCommitMessage | None]) -> list[TaskWritten]:
-    """The messages of the tasks, by partition. Spark gives None for a task that sent none."""
-    written = []
+    """The messages of the tasks, by partition. Spark gives None for a task that sent none.
+
+    One for each partition: of attempts that ran again, or beside one another, Spark lets one
+    commit, and hands over its message alone (rule T1).
+    """
+    written: list[TaskWritten] = []
     for message in messages:
         if message is not None:
             assert isinstance(message, TaskWritten), "the tasks ran this connector's writer"
             written.append(message)
-    return sorted(written, key=lambda message: message.partition)
+    written.sort(key=lambda message: message.partition)
+    assert all(a.partition < b.partition for a, b in pairwise(written)), (
+        "two attempts of one partition: their rows would be there twice (rule T1)"
+    )
+    return written
 
 
 def segments_by_partition(messages: Iterable[WriterCommitMessage | None]) -> tuple[Segment, ...]:

@@ -213,6 +213,8 @@ def _print_standing(found: Standing) -> None:
     click.echo("bookies    " + ", ".join(f"{n} {state}" for state, n in sorted(states.items())))
     for bookie_id, why in sorted(found.silent.items()):
         click.echo(f"silent     {bookie_id} does not answer ({why}): its copies are not counted")
+    if found.unknown:
+        click.echo(f"unknown    {found.unknown} ledgers cannot be looked at: {found.unknown_why}")
     if found.under_way:
         click.echo(f"under way  {found.under_way} entries below WQ that writers are at")
     if found.lacking:

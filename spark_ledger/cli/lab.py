@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from itertools import chain
+from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
 from spark_ledger.cli.arguments.settings import Settings, common_options
-from spark_ledger.cli.show.output import print_json, print_table, progress
+from spark_ledger.cli.show.output import Advance, print_json, print_table, progress
 from spark_ledger.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -17,6 +21,11 @@ if TYPE_CHECKING:
     from spark_ledger.lab.scenarios import Scenario
     from spark_ledger.lab.timelines import Run
     from spark_ledger.lab.world import World
+
+PICTURES: Final = "lab-pictures"
+"""Where scenarios that are named are drawn, if nobody says where."""
+_RUNS_FOR_A_PROCESS: Final = 100
+"""Fewer runs end before another process has imported what it needs."""
 
 
 @click.group()
@@ -36,12 +45,14 @@ _protocols = click.option(
     help="Only these (else all).",
 )
 _seed = click.option("--seed", type=int, default=1, show_default=True, help="Decides everything.")
+_wide = click.option("--wide", is_flag=True, help="Also who sent how much, and what was copied.")
 
 
 @group.command()
 @click.argument("scenario")
 @_protocols
 @_seed
+@_wide
 @click.option(
     "--picture",
     default="",
@@ -51,7 +62,12 @@ _seed = click.option("--seed", type=int, default=1, show_default=True, help="Dec
 @common_options
 @click.pass_obj
 def run(
-    settings: Settings, scenario: str, protocols: tuple[str, ...], seed: int, picture: str
+    settings: Settings,
+    scenario: str,
+    protocols: tuple[str, ...],
+    seed: int,
+    wide: bool,
+    picture: str,
 ) -> None:
     """Run one scenario for every protocol."""
     from spark_ledger.lab.timelines import SHOWN, require_matplotlib
@@ -61,7 +77,8 @@ def run(
         protocols = protocols or SHOWN
     elif picture and not picture.endswith(".svg"):
         raise ConfigurationError(f"a picture is an .svg or a .png, not {picture}")
-    _compare(settings, (scenario,), protocols, seed, (picture,) if picture else ())
+    wanted = _wanted((scenario,), protocols, seed)
+    _compare(settings, wanted._replace(paths=(picture,) if picture else ()), wide=wide)
 
 
 @group.command()
@@ -70,11 +87,12 @@ def run(
 )
 @_protocols
 @_seed
+@_wide
 @click.option(
     "--pictures",
-    default="",
     metavar="DIRECTORY",
-    help="Draw each scenario here, as run does: SVG, and PNG if matplotlib is installed.",
+    help="Draw each scenario here, as run does: SVG, and PNG if matplotlib is installed. "
+    f"Without it scenarios that are named are drawn in {PICTURES}; '' draws none.",
 )
 @common_options
 @click.pass_obj
@@ -83,11 +101,15 @@ def compare(
     scenario: tuple[str, ...],
     protocols: tuple[str, ...],
     seed: int,
-    pictures: str,
+    wide: bool,
+    pictures: str | None,
 ) -> None:
     """Run every scenario for every protocol."""
     from spark_ledger.lab.timelines import is_installed
 
+    wanted = _wanted(scenario, protocols, seed)
+    if pictures is None:
+        pictures = PICTURES if scenario and not settings.as_json else ""
     paths: tuple[str, ...] = ()
     if pictures:
         kinds = ("svg", "png") if is_installed() else ("svg",)
@@ -96,7 +118,7 @@ def compare(
             Path(pictures).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigurationError(f"cannot write {pictures}: {error.strerror}") from error
-    _compare(settings, scenario, protocols, seed, paths)
+    _compare(settings, wanted._replace(paths=paths), wide=wide)
 
 
 @group.command()
@@ -242,7 +264,7 @@ def claims(settings: Settings, path: str) -> None:
                     figure.scenario,
                     figure.protocol,
                     figure.expected,
-                    f"{figure.measure():g}",
+                    figure.shown,
                     "yes" if figure.holds() else "NO",
                 )
                 for claim, figure in figures
@@ -252,44 +274,85 @@ def claims(settings: Settings, path: str) -> None:
         click.get_current_context().exit(1)
 
 
-def _compare(
-    settings: Settings,
-    scenarios: tuple[str, ...],
-    protocols: tuple[str, ...],
-    seed: int,
-    paths: tuple[str, ...],
-) -> None:
-    """Run and show. ``paths`` of the pictures: {} in them is the scenario's name."""
+class _Wanted(NamedTuple):
+    """What is to be run and drawn."""
+
+    scenarios: tuple[str, ...]
+    protocols: tuple[str, ...]
+    seed: int
+    everything: bool
+    """A timeline shows all protocols, because somebody named them."""
+    paths: tuple[str, ...] = ()
+    """Of the pictures: {} in them is the scenario's name."""
+
+
+def _wanted(scenarios: tuple[str, ...], protocols: tuple[str, ...], seed: int) -> _Wanted:
     from spark_ledger.lab.protocols import PROTOCOLS
+    from spark_ledger.lab.scenarios import SCENARIOS
+
+    return _Wanted(
+        _known("scenario", scenarios, tuple(SCENARIOS)),
+        _known("protocol", protocols, tuple(PROTOCOLS)),
+        seed,
+        bool(protocols),
+    )
+
+
+def _compare(settings: Settings, wanted: _Wanted, *, wide: bool) -> None:
+    """Run and show."""
+    from spark_ledger.lab.scenarios import SCENARIOS
+
+    found: list[list[Outcome]] = []
+    with progress("running", len(wanted.scenarios) * len(wanted.protocols)) as advance:
+        found.extend(_run_all(wanted, advance))
+    if settings.as_json:
+        for outcome in chain.from_iterable(found):
+            print_json(outcome._asdict())
+        return
+    for outcomes in found:
+        name = outcomes[0].scenario
+        click.echo(f"{name}: {SCENARIOS[name].what} (seed {wanted.seed})")
+        _show(outcomes, wide=wide)
+        for path in wanted.paths:
+            click.echo(f"drawn: {path.format(name)}")
+        click.echo()
+
+
+def _run_all(wanted: _Wanted, advance: Advance) -> Iterator[list[Outcome]]:
+    """Each scenario's outcomes. Many are shared out among all cores."""
+    each = [wanted._replace(scenarios=(name,)) for name in wanted.scenarios]
+    cores = min(os.cpu_count() or 1, len(each))
+    if cores == 1 or len(wanted.scenarios) * len(wanted.protocols) < _RUNS_FOR_A_PROCESS:
+        for one in each:
+            yield _run_one(one, advance)
+        return
+    with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
+        for outcomes in pool.map(_run_one, each):
+            advance(len(wanted.protocols))
+            yield outcomes
+
+
+def _run_one(wanted: _Wanted, advance: Advance = lambda _steps=1: None) -> list[Outcome]:
+    """Run one scenario for all protocols, and draw it."""
     from spark_ledger.lab.runs import run
     from spark_ledger.lab.scenarios import SCENARIOS
     from spark_ledger.lab.timelines import Recorder
 
-    wanted = _known("scenario", scenarios, tuple(SCENARIOS))
-    compared = _known("protocol", protocols, tuple(PROTOCOLS))
+    (name,) = wanted.scenarios
     outcomes: list[Outcome] = []
-    with progress("running", len(wanted) * len(compared)) as advance:
-        for name in wanted:
-            drawn: list[Run] = []
-            for protocol in compared:
-                recorder = Recorder()
-                watch = recorder.record if paths else _nothing
-                outcome, world = run(SCENARIOS[name], protocol, seed, watch=watch)
-                outcomes.append(outcome)
-                if paths:  # else its world is not kept
-                    drawn.append((outcome, world, recorder))
-                advance()
-            title = f"{name}: {SCENARIOS[name].what} (seed {seed})"
-            for path in paths:
-                _draw(title, drawn, path.format(name), everything=bool(protocols))
-    if settings.as_json:
-        for outcome in outcomes:
-            print_json(outcome._asdict())
-        return
-    for name in wanted:
-        click.echo(f"{name}: {SCENARIOS[name].what} (seed {seed})")
-        _show([outcome for outcome in outcomes if outcome.scenario == name])
-        click.echo()
+    drawn: list[Run] = []
+    for protocol in wanted.protocols:
+        recorder = Recorder()
+        watch = recorder.record if wanted.paths else _nothing
+        outcome, world = run(SCENARIOS[name], protocol, wanted.seed, watch=watch)
+        outcomes.append(outcome)
+        if wanted.paths:  # else its world is not kept
+            drawn.append((outcome, world, recorder))
+        advance()
+    title = f"{name}: {SCENARIOS[name].what} (seed {wanted.seed})"
+    for path in wanted.paths:
+        _draw(title, drawn, path.format(name), everything=wanted.everything)
+    return outcomes
 
 
 def _nothing(_world: World) -> None:
@@ -324,24 +387,44 @@ def _known(kind: str, names: tuple[str, ...], known: tuple[str, ...]) -> tuple[s
     return names or known
 
 
-def _show(outcomes: list[Outcome]) -> None:
-    numbers = "acked# lost# doubled# reordered# stale# p50_ms# p99_ms# gap_ms# messages#"
+def _show(outcomes: list[Outcome], *, wide: bool) -> None:
+    columns = [*_COLUMNS, *(_WIDE if wide else ())]
     print_table(
-        ("protocol", *numbers.split(), "decisions"),
+        ("protocol", *(f"{name}#" for name, _ in columns), "decisions"),
         (
             (
                 each.protocol,
-                each.acknowledged,
-                each.lost,
-                each.doubled,
-                each.reordered,
-                each.stale,
-                each.p50_ms,
-                each.p99_ms,
-                each.longest_gap_ms,
-                each.messages_per_entry,
+                *(cell(each) for _, cell in columns),
                 ", ".join(f"{kind} {count}" for kind, count in each.decisions.items()),
             )
             for each in outcomes
         ),
     )
+
+
+def _seconds(ms: float | None) -> str:
+    return "never" if ms is None else f"{ms / 1e3:.2f}"
+
+
+_COLUMNS: Final[tuple[tuple[str, Callable[[Outcome], object]], ...]] = (
+    ("acked", lambda each: each.acknowledged),
+    ("lost", lambda each: each.lost),
+    ("doubled", lambda each: each.doubled),
+    ("reordered", lambda each: each.reordered),
+    ("stale", lambda each: each.stale),
+    ("p50_ms", lambda each: each.p50_ms),
+    ("p99_ms", lambda each: each.p99_ms),
+    ("gap_ms", lambda each: each.longest_gap_ms),
+    ("short_s", lambda each: _seconds(each.short_ms)),
+    ("messages", lambda each: each.messages_per_entry),
+    ("kb", lambda each: f"{each.bytes_per_entry / 1e3:.2f}"),
+)
+_WIDE: Final[tuple[tuple[str, Callable[[Outcome], object]], ...]] = (
+    ("client_kb", lambda each: f"{each.client_bytes_per_entry / 1e3:.2f}"),
+    ("server_kb", lambda each: f"{each.server_bytes_per_entry / 1e3:.2f}"),
+    ("copied_kb", lambda each: each.copied_bytes // 1_000),
+    ("rebuild_s", lambda each: _seconds(each.rebuild_ms)),
+    ("truncated", lambda each: each.truncated),
+    ("second_holds", lambda each: each.second_holds),
+)
+"""What ``--wide`` adds."""

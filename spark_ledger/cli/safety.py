@@ -16,7 +16,7 @@ from typing import Final
 
 from spark_ledger.cli.listing import HeldEntries, fetch_to_same_end
 from spark_ledger.cli.show.zones import Safety, Zone, add_zones, safety_zones
-from spark_ledger.errors import NotFoundError
+from spark_ledger.errors import ConfigurationError, CorruptionError, NotFoundError
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.cluster import read_cluster_node
@@ -82,6 +82,10 @@ class Standing:
     """Bookies that gave no answer: their copies are not counted."""
     worst: list[tuple[LedgerId, Safety]] = field(default_factory=list)
     """The first ledgers with a confirmed entry below AQ."""
+    unknown: int = 0
+    """Ledgers whose nodes are damaged or of a later format: nobody can say how safe they are."""
+    unknown_why: str = ""
+    """Of the first one."""
 
     @property
     def at_risk(self) -> int:
@@ -150,7 +154,12 @@ class _Survey:
             node = await self._store.get(path)
         except NotFoundError:
             return None
-        return Versioned(decode_ledger(path, ledger_id, node.value), node.version)
+        try:
+            return Versioned(decode_ledger(path, ledger_id, node.value), node.version)
+        except (CorruptionError, ConfigurationError) as error:
+            self._found.unknown += 1
+            self._found.unknown_why = self._found.unknown_why or str(error)
+            return None
 
     async def _zones(self, ledger: LedgerMetadata) -> tuple[int, list[Zone]]:
         """The last confirmed entry that anybody knows of, and the zones up to it.
@@ -248,7 +257,7 @@ _AT_RISK: Final = (Safety.BELOW_ACK_QUORUM, Safety.UNREADABLE)
 
 def exit_status(found: Standing) -> int:
     """For scripts: 3 is worse than 1, and 0 is well."""
-    if found.at_risk:
+    if found.at_risk or found.unknown:
         return 3
     return 1 if found.lacking or found.misplaced.ledgers else 0
 
@@ -266,6 +275,7 @@ def fields(found: Standing) -> Mapping[str, object]:
         "misplaced": asdict(found.misplaced),
         "bookies": found.bookies,
         "silent": found.silent,
+        "unknown_ledgers": found.unknown,
         "worst": [
             {"ledger_id": ledger_id, "safety": safety.name.lower()}
             for ledger_id, safety in found.worst

@@ -26,7 +26,7 @@ from spark_ledger.limits.keeper import AUDIT_LEDGERS_PER_STEP
 from spark_ledger.limits.stream import DROPPING_LEDGERS_MAX
 from spark_ledger.metadata.base import Check, Create, Delete, Put
 from spark_ledger.metadata.json_nodes import encode_node
-from spark_ledger.metadata.ledgers import LEDGERS_PATH, LedgerStore
+from spark_ledger.metadata.ledgers import LEDGERS_PATH, LedgerStore, is_unreadable
 from spark_ledger.metadata.unsettled import (
     OPEN_PATH,
     UNNAMED_PATH,
@@ -176,6 +176,11 @@ class UnnamedPages:
         try:
             return await self._ledgers.read_newest(ledger_id)
         except NoSuchLedgerError:
+            return None
+        except LedgerError as error:
+            if not is_unreadable(error):
+                raise
+            logger.warning("the audit leaves ledger %d alone: %s", ledger_id, error)
             return None
 
     async def _is_listed(self, ledger_id: LedgerId) -> bool:

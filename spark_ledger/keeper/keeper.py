@@ -52,7 +52,7 @@ from spark_ledger.limits.keeper import (
 )
 from spark_ledger.metadata.base import Delete, MetadataStore, Operation
 from spark_ledger.metadata.json_nodes import encode_node
-from spark_ledger.metadata.ledgers import LedgerStore, ledger_path
+from spark_ledger.metadata.ledgers import LedgerStore, is_unreadable, ledger_path
 from spark_ledger.metadata.owners import OWNERS_PATH, is_alive
 from spark_ledger.metadata.unsettled import OPEN_PATH, UNNAMED_PATH, Page, id_path, pages
 from spark_ledger.stream.ledgers import TAG_STREAM_ID, TAG_STREAM_NAME
@@ -326,7 +326,12 @@ class Keeper:
                 await self._drop_page(before)
             for ledger_id in page.ids:
                 work.ledgers.add(ledger_id)
-                await look(work, ledger_id)
+                try:
+                    await look(work, ledger_id)
+                except LedgerError as error:
+                    if not is_unreadable(error):
+                        raise
+                    self._fail(ledger_id, "cannot be looked at", error)
             before = page
 
     async def _drop_page(self, page: Page) -> None:
@@ -477,13 +482,19 @@ class Keeper:
                 ledger_id,
             )
         except LedgerError as error:
-            before = self._failed.get(ledger_id)
-            pause_s = FAILED_AGAIN_S if before is None else 2 * before.pause_s
-            pause_s = min(pause_s, FAILED_AGAIN_S_MAX)
-            self._failed[ledger_id] = Failed(self._clock() + pause_s, pause_s)
-            self._last_error = f"ledger {ledger_id}: {error}"
-            logger.warning("ledger %d is not recovered yet: %s", ledger_id, error)
+            self._fail(ledger_id, "is not recovered yet", error)
         else:
             self._failed.pop(ledger_id, None)
             self.done["recovered"] += 1
             logger.info("ledger %d is recovered: its writer is gone", ledger_id)
+
+    def _fail(self, ledger_id: LedgerId, what: str, error: LedgerError) -> None:
+        """Leave a ledger alone for a while, and say why: it holds up no other (rule K6)."""
+        before = self._failed.get(ledger_id)
+        if before is not None and self._clock() < before.again_at:
+            return  # it was said
+        pause_s = FAILED_AGAIN_S if before is None else 2 * before.pause_s
+        pause_s = min(pause_s, FAILED_AGAIN_S_MAX)
+        self._failed[ledger_id] = Failed(self._clock() + pause_s, pause_s)
+        self._last_error = f"ledger {ledger_id}: {error}"
+        logger.warning("ledger %d %s: %s", ledger_id, what, error)

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections import deque
 from typing import Final, NamedTuple
 
-from spark_ledger.lab.machines import Effect, Entry, Event, Received, Send, Store, Sync, Synced
+from spark_ledger.lab.machines import (
+    NO_VALUE,
+    Effect,
+    Entry,
+    Event,
+    Received,
+    Send,
+    Store,
+    Sync,
+    Synced,
+)
 from spark_ledger.types import BookieStatus, LedgerMetadata
 
 METADATA: Final = "zookeeper"
@@ -22,6 +32,10 @@ class Add(NamedTuple):
     last_confirmed: int
     recovery: bool
     appender: int = 0
+
+    @property
+    def carries(self) -> tuple[int, ...]:
+        return (self.value,)
 
 
 class Added(NamedTuple):
@@ -68,6 +82,10 @@ class ReadBack(NamedTuple):
     entries: tuple[tuple[int, int, int], ...]
     """Entry, value, and the last add confirmed that it carries."""
 
+    @property
+    def carries(self) -> tuple[int, ...]:
+        return tuple(value for _entry, value, _confirmed in self.entries)
+
 
 class WriteNode(NamedTuple):
     """Compare and set a ledger's metadata; version -1 creates."""
@@ -85,6 +103,24 @@ class LastFound(NamedTuple):
 
     metadata: LedgerMetadata | None
     version: int
+
+
+class ListLedgers(NamedTuple):
+    """Which ledgers are there?"""
+
+
+class Listed(NamedTuple):
+    """All ledgers, with their versions."""
+
+    ledgers: tuple[tuple[LedgerMetadata, int], ...]
+
+
+class Ping(NamedTuple):
+    """Does this bookie live? (ZooKeeper knows by its session; here it is asked.)"""
+
+
+class Pong(NamedTuple):
+    """It does."""
 
 
 class NodeWritten(NamedTuple):
@@ -122,6 +158,8 @@ class Metadata:
             case Received(source, FindLast()):
                 last = self.nodes[max(self.nodes)] if self.nodes else (None, -1)
                 return [Send(source, LastFound(*last))]
+            case Received(source, ListLedgers()):
+                return [Send(source, Listed(tuple(self.nodes.values())))]
             case _:
                 return []
 
@@ -159,13 +197,15 @@ class Bookie:
                 last = max((add.entry for add in held), default=-1)
                 confirmed = max((add.last_confirmed for add in held), default=-1)
                 answer = Send(source, Last(ledger, index, confirmed, last))
-                return self._store(Add(ledger, index, _FENCE, 0, -1, True), answer)
+                return self._store(Add(ledger, index, _FENCE, NO_VALUE, -1, True), answer)
             case Received(source, Read() as ask):
                 found, entry = [], ask.first
                 while (held_one := self.entries.get((ask.ledger, entry))) and entry <= ask.last:
                     found.append((entry, held_one.value, held_one.last_confirmed))
                     entry += ask.stride
                 return [Send(source, ReadBack(ask, tuple(found)))]
+            case Received(source, Ping()):
+                return [Send(source, Pong())]
             case Synced(length):
                 effects: list[Effect] = []
                 while self._owed and self._owed[0][0] <= length:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from spark_ledger.lab.experiments import Claim, Figure
@@ -190,6 +191,35 @@ CLAIMS: Final = (
             Figure("disk-lost", "kafka", "second_holds", ">", 1_000),
             Figure("disk-lost", "raft", "second_holds", ">", 1_000),
             Figure("disk-lost", _BK, "second_holds", "=", 0),
+        ),
+    ),
+    Claim(
+        "A partition has all its copies again when the replica is back and was sent what it "
+        "missed. A ledger's new entries have theirs at once, in a new fragment; its old ones only "
+        "when the lost bookie's entries are copied to another one, which need not wait for it.",
+        _INSIGHTS,
+        (
+            Figure("replica-dies", "kafka", "short_ms", ">", 5_000),
+            Figure("replica-dies", "raft", "short_ms", ">", 5_000),
+            Figure("replica-dies", _BK, "short_ms", "=", math.inf),
+            Figure("replica-dies", f"{_BK}-repair", "short_ms", "<", 2_500),
+            Figure("replica-dies", "kafka", "copied_bytes", ">", 500_000),
+            Figure("replica-dies", f"{_BK}-repair", "copied_bytes", "<", 250_000),
+        ),
+    ),
+    Claim(
+        "With a leader a client sends each value once, and the leader sends it again to each "
+        "follower. A ledger's writer sends all copies itself, and no bookie sends any: the sum is "
+        "the same.",
+        f"DistributedLog: A High Performance Replicated Log Service (Guo, Dhamankar, Stewart); "
+        f"{_RAFT}",
+        (
+            Figure("steady", "raft", "client_bytes_per_entry", "=", 1_000),
+            Figure("steady", "raft", "server_bytes_per_entry", "=", 2_000),
+            Figure("steady", "kafka", "server_bytes_per_entry", "=", 2_000),
+            Figure("steady", _BK, "client_bytes_per_entry", "=", 3_000),
+            Figure("steady", _BK, "server_bytes_per_entry", "=", 0),
+            Figure("steady", _BK, "bytes_per_entry", "=", "raft"),
         ),
     ),
     Claim(

@@ -85,6 +85,6 @@ def page() -> str:
         for each in claim.figures:
             holds = "yes" if each.holds() else "NO"
             row = (f"`{each.scenario}`", f"`{each.protocol}`", each.expected)
-            lines.append(f"| {' | '.join(row)} | {each.measure():g} | {holds} |")
+            lines.append(f"| {' | '.join(row)} | {each.shown} | {holds} |")
         lines += ["", *textwrap.wrap(f"Said in: {claim.source}.", _TEXT_WIDTH)]
     return "\n".join([*lines, *_beside_real_servers()]) + "\n"

@@ -30,6 +30,7 @@ from spark_ledger.lab.machines import (
     Sync,
     Synced,
     Tick,
+    values_of,
 )
 
 PENDING_MAX: Final = 1_000
@@ -78,6 +79,10 @@ class Push(NamedTuple):
     at: int
     entry: Entry
     commit: int
+
+    @property
+    def carries(self) -> tuple[int, ...]:
+        return values_of((self.entry,))
 
 
 class Commit(NamedTuple):

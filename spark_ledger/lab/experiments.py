@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from functools import cache
@@ -36,11 +37,19 @@ class Figure(NamedTuple):
     def expected(self) -> str:
         """What the claim says, for people."""
         what = self.bound if isinstance(self.bound, str) else f"{self.bound:g}"
+        if what == "inf":
+            what = "never"
         return f"{self.name} {self.sign} {what}"
 
     def measure(self) -> float:
-        """The figure of the run."""
+        """The figure of the run; infinite, if what it tells the time of never came."""
         return _figure(self.scenario, self.protocol, self.name)
+
+    @property
+    def shown(self) -> str:
+        """The figure, for people."""
+        figure = self.measure()
+        return "never" if math.isinf(figure) else f"{figure:g}"
 
     def holds(self) -> bool:
         """Whether it is what the claim says."""
@@ -71,5 +80,6 @@ def outcome(scenario: str, protocol: str) -> Outcome:
 def _figure(scenario: str, protocol: str, name: str) -> float:
     result = outcome(scenario, protocol)
     if name in Outcome._fields:
-        return float(getattr(result, name))
+        figure = getattr(result, name)
+        return math.inf if figure is None else float(figure)
     return float(result.decisions.get(name, 0))

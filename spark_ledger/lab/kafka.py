@@ -27,6 +27,7 @@ from spark_ledger.lab.machines import (
     Sync,
     Synced,
     Tick,
+    values_of,
 )
 
 CONTROLLER: Final = "controller"
@@ -111,6 +112,10 @@ class Fetched(NamedTuple):
     entries: tuple[Entry, ...]
     high_watermark: int
     number: int
+
+    @property
+    def carries(self) -> tuple[int, ...]:
+        return values_of(self.entries)
 
 
 class Controller:

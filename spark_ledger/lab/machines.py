@@ -17,6 +17,11 @@ NO_VALUE = -1
 """What a leader writes for itself: no application added it."""
 
 
+def values_of(entries: tuple[Entry, ...]) -> tuple[int, ...]:
+    """The applications' values: what a message with these entries ``carries``."""
+    return tuple(entry.value for entry in entries if entry.value != NO_VALUE)
+
+
 class NoSpaceError(Exception):
     """An entry was to be written to a full disk. A server that does not expect it ends."""
 
@@ -138,6 +143,11 @@ class Produce(NamedTuple):
     """Add a value."""
 
     value: int
+
+    @property
+    def carries(self) -> tuple[int, ...]:
+        """The values in this message. Messages without this carry none."""
+        return (self.value,)
 
 
 class Produced(NamedTuple):

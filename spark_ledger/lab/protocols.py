@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final, NamedTuple
 
+from spark_ledger.lab.bookie_repair import AUDITOR, Auditor
 from spark_ledger.lab.bookies import METADATA, Add, Bookie, Metadata
 from spark_ledger.lab.bookkeeper import LedgerProducer
 from spark_ledger.lab.dledger import DLedgerNode
@@ -30,6 +31,8 @@ class System(NamedTuple):
     """A protocol that was set up in a world."""
 
     servers: tuple[str, ...]
+    copies: int
+    """On how many servers each value is to be in the end."""
     final_log: Callable[[], list[int]]
     check: Callable[[], None]
 
@@ -127,7 +130,7 @@ def _set_up_voters(world: World, names: tuple[str, ...], make: MakeVoter, *, kee
         return [entry.value for entry in node.store.log[: node.commit] if entry.value != NO_VALUE]
 
     _produce(world, names)
-    return System(names, final, check)
+    return System(names, len(names), final, check)
 
 
 def set_up_kafka(options: KafkaOptions, world: World, *, servers: int = 3) -> System:
@@ -148,7 +151,7 @@ def set_up_kafka(options: KafkaOptions, world: World, *, servers: int = 3) -> Sy
     _produce(world, names)
     if options.reads:
         _read(world, names)
-    return System(names, final, check)
+    return System(names, len(names), final, check)
 
 
 def _broker(name: str, options: KafkaOptions, store: Store, now: float) -> Broker:
@@ -187,7 +190,7 @@ def set_up_rocketmq(options: RocketOptions, world: World, *, governed: bool = Fa
         return [entry.value for entry in world.hosts[master].store.log]
 
     _produce(world, names)
-    return System(names, final, check)
+    return System(names, len(names), final, check)
 
 
 def _rocket_broker(
@@ -196,14 +199,17 @@ def _rocket_broker(
     return kind(name, store, options, now)
 
 
-def set_up_bookkeeper(quorums: Quorums, world: World) -> System:
-    """Five bookies and ZooKeeper; the client is the ledgers' writer."""
+def set_up_bookkeeper(quorums: Quorums, world: World, *, repairs: bool = False) -> System:
+    """Five bookies and ZooKeeper; the client is the ledgers' writer. ``repairs``: an auditor has
+    the entries of a lost bookie copied."""
     names = ("n0", "n1", "n2", "n3", "n4")
     metadata = Metadata()
     world.add(METADATA, lambda _store, _now: metadata)
     journals: dict[str, list[Add]] = {name: [] for name in names}
     for name in names:
         world.add(name, partial(_bookie, journals[name]))
+    if repairs:
+        world.add(AUDITOR, lambda _store, now: Auditor(names, now))
     world.add(CLIENT, lambda _store, now: LedgerProducer(names, quorums, now))
 
     def final() -> list[int]:
@@ -213,7 +219,7 @@ def set_up_bookkeeper(quorums: Quorums, world: World) -> System:
             for value in _entries(world, ledger)
         ]
 
-    return System(names, final, lambda: None)
+    return System(names, quorums.write_quorum, final, lambda: None)
 
 
 def _bookie(records: list[Add], store: Store, _now: float) -> Bookie:
@@ -243,6 +249,7 @@ def _produce(world: World, names: tuple[str, ...]) -> None:
 
 PROTOCOLS: Final[dict[str, Callable[[World], System]]] = {
     "bookkeeper-3-3-2": partial(set_up_bookkeeper, Quorums(3, 3, 2)),
+    "bookkeeper-3-3-2-repair": partial(set_up_bookkeeper, Quorums(3, 3, 2), repairs=True),
     "bookkeeper-3-3-3": partial(set_up_bookkeeper, Quorums(3, 3, 3)),
     "bookkeeper-3-3-1": partial(set_up_bookkeeper, Quorums(3, 3, 1)),
     "bookkeeper-2-2-2": partial(set_up_bookkeeper, Quorums(2, 2, 2)),
@@ -294,6 +301,7 @@ PROTOCOLS: Final[dict[str, Callable[[World], System]]] = {
 LOSE_NOTHING: Final = frozenset(
     {
         "bookkeeper-3-3-2",
+        "bookkeeper-3-3-2-repair",
         "bookkeeper-3-3-3",
         "bookkeeper-2-2-2",
         "bookkeeper-striped-5-3-2",

@@ -29,6 +29,7 @@ from spark_ledger.lab.machines import (
     Sync,
     Synced,
     Tick,
+    values_of,
 )
 
 BATCH_MAX: Final = 200
@@ -55,6 +56,10 @@ class AppendEntries(NamedTuple):
     entries: tuple[Entry, ...]
     commit: int
     read: int = 0
+
+    @property
+    def carries(self) -> tuple[int, ...]:
+        return values_of(self.entries)
 
 
 class AppendReply(NamedTuple):

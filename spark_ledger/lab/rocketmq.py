@@ -28,6 +28,7 @@ from spark_ledger.lab.machines import (
     Sync,
     Synced,
     Tick,
+    values_of,
 )
 
 OPERATOR: Final = "operator"
@@ -87,6 +88,10 @@ class Transferred(NamedTuple):
     offset: int
     entries: tuple[Entry, ...]
     fits: bool
+
+    @property
+    def carries(self) -> tuple[int, ...]:
+        return values_of(self.entries)
 
 
 class Operator:

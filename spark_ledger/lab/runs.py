@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from spark_ledger.lab.protocols import PROTOCOLS, READ_WHAT_IS_THERE
+from spark_ledger.lab.redundancy import Redundancy
 from spark_ledger.lab.scenarios import Scenario
-from spark_ledger.lab.world import World
+from spark_ledger.lab.world import CLIENT, FORMER_CLIENT, World
+
+VALUE_BYTES: Final = 1_000
+"""What one value counts for."""
 
 
 class Outcome(NamedTuple):
@@ -31,6 +35,19 @@ class Outcome(NamedTuple):
     longest_gap_ms: float
     """The longest time without an acknowledgement, while values were added."""
     messages_per_entry: float
+    bytes_per_entry: int
+    """Payload that crossed links, for each acknowledged value of ``VALUE_BYTES``."""
+    client_bytes_per_entry: int
+    """Of these, what clients sent."""
+    server_bytes_per_entry: int
+    """Of these, what that server sent which sent most."""
+    short_ms: float | None
+    """From the first fault until every acknowledged value was, and stayed, on as many live servers
+    as the protocol keeps copies. 0: always; None: not by the end, or some are lost."""
+    rebuild_ms: float | None
+    """The same, from the end of the last fault."""
+    copied_bytes: int
+    """Payload that came to a server long after it was acknowledged: what it had missed or lost."""
     truncated: int
     second_holds: int
     """Entries on the second server's disk at the end."""
@@ -59,15 +76,22 @@ def run(
     world.on_event = partial(follow, world)
     world.trace = [] if traced else None
     system = PROTOCOLS[protocol](world)
+    world.servers = system.servers
+
+    redundancy = Redundancy(world, system.servers, system.copies)
 
     def check() -> None:
         system.check()
+        redundancy.look()
         watch(world)
 
     world.check = check
     scenario.begin(world, system.servers)
     world.run(scenario.pace)
-    outcome = judge(world, scenario, protocol, system.final_log())
+    log, short_s = system.final_log(), redundancy.short_s()
+    outcome = judge(world, scenario, protocol, log)
+    if short_s is not None:
+        outcome = outcome._replace(short_ms=_ms(short_s[0]), rebuild_ms=_ms(short_s[1]))
     if protocol in READ_WHAT_IS_THERE:
         assert not outcome.stale, "A read lacks what was acknowledged before it began."
     return outcome, world
@@ -89,6 +113,9 @@ def judge(world: World, scenario: Scenario, protocol: str, log: list[int]) -> Ou
     times = sorted(at for at in world.acknowledged.values() if at <= pace.load_s)
     stale = _stale(world, places)
     edges = [pace.from_s, *times, pace.load_s]
+    carried, count = world.carried, max(1, len(waits))
+    by_clients = carried[CLIENT] + carried[FORMER_CLIENT]
+    by_server = [carried[name] for name in world.servers]
     notes = dict(world.notes)
     return Outcome(
         scenario=scenario.name,
@@ -103,7 +130,13 @@ def judge(world: World, scenario: Scenario, protocol: str, log: list[int]) -> Ou
         p99_ms=_ms(waits[len(waits) * 99 // 100]) if waits else 0.0,
         max_ms=_ms(waits[-1]) if waits else 0.0,
         longest_gap_ms=_ms(max(b - a for a, b in pairwise(edges))),
-        messages_per_entry=round(world.messages / max(1, len(waits)), 1),
+        messages_per_entry=round(world.messages / count, 1),
+        bytes_per_entry=round(VALUE_BYTES * carried.total() / count),
+        client_bytes_per_entry=round(VALUE_BYTES * by_clients / count),
+        server_bytes_per_entry=round(VALUE_BYTES * max(by_server) / count),
+        short_ms=None,
+        rebuild_ms=None,
+        copied_bytes=VALUE_BYTES * world.copied,
         truncated=notes.pop("truncated", 0),
         reads=len(world.seen),
         stale=stale,

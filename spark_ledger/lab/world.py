@@ -37,6 +37,9 @@ MESSAGE_S: Final = 0.0005
 SYNC_S: Final = 0.002
 """What one sync of a disk takes. What is written meanwhile goes with the next one."""
 TICK_S: Final = 0.01
+SETTLED_S: Final = 0.25
+"""So long after its acknowledgement a value is where it belongs, if nothing is wrong: also on
+slaves that are sent what is new ten times a second."""
 _CALLBACKS_MAX: Final = 20_000_000
 _TICK: Final = Tick()
 
@@ -112,6 +115,8 @@ class World:
         self.loop.on_error = self._on_error
         self.network = Network(self)
         self.hosts: dict[str, Host] = {}
+        self.servers: tuple[str, ...] = ()
+        """Of these hosts, those that keep the log."""
         self.acknowledged: dict[int, float] = {}
         self.sent: dict[int, float] = {}
         self.seen: list[Saw] = []
@@ -122,6 +127,11 @@ class World:
         self.events: list[Happened] = []
         """Decisions and faults, for people."""
         self.messages = 0
+        self.carried: Counter[str] = Counter()
+        """Values in messages that came, each time it came, by who sent them."""
+        self.copied = 0
+        """Values that came to a server which lacked them, ``SETTLED_S`` or more after they had been
+        acknowledged: copies of what it had missed or lost."""
         self.check: Callable[[], None] = lambda: None
         self.on_event: Callable[[], None] = lambda: None
         """Called after each of ``events``, for who follows the run."""
@@ -266,18 +276,25 @@ class World:
         if direction is None or direction.broken:  # what is sent next goes over a new connection
             direction = self._directions[key] = Direction()
         self._factor = max(source.slowness, target.slowness)
+        sent = None
+        if self.trace is not None:
+            sent = Sent(source.name, target.name, message, self.loop.now)
+            self.trace.append(sent)
         arrived = Received(source.name, message)
-        if self.trace is None:
-            self.network.send(source.name, target.process, direction, self.give, target, arrived)
-            return
-        sent = Sent(source.name, target.name, message, self.loop.now)
-        self.trace.append(sent)
         self.network.send(
-            source.name, target.process, direction, self._give_traced, sent, target, arrived
+            source.name, target.process, direction, self._arrive, target, arrived, sent
         )
 
-    def _give_traced(self, sent: Sent, target: Host, event: Event) -> None:
-        sent.arrived_at = self.loop.now
+    def _arrive(self, target: Host, event: Received, sent: Sent | None) -> None:
+        if sent is not None:
+            sent.arrived_at = self.loop.now
+        if carried := getattr(event.message, "carries", ()):
+            self.carried[event.source] += len(carried)
+            if target.name in self.servers:
+                before, at = self.loop.now - SETTLED_S, self.acknowledged.get
+                late = {value for value in carried if at(value, math.inf) <= before}
+                if late:
+                    self.copied += len(late.difference(entry.value for entry in target.store.log))
         self.give(target, event)
 
     def _sync(self, host: Host) -> None:

@@ -69,6 +69,10 @@ answers ten times as many beside its work."""
 CHECK_PASS_S: Final = 60.0
 """A keeper looks this often whether a check is due."""
 
+CHECK_HUNG_S: Final = 60.0
+"""A check does not ask a bookie for so long that has let a question time out: it goes on with the
+others, and the silence of one costs it a sixth of its time."""
+
 CLOSED_PASS_S: Final = 30.0
 """A keeper looks this often which ledgers were closed. Until then an entry that reached the ack
 quorum only may have a copy less than it should."""

@@ -14,7 +14,7 @@ import msgspec
 import spark_ledger
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits import MIB
-from spark_ledger.limits.repair import LOST_BOOKIE_DELAY_S
+from spark_ledger.limits.repair import LOST_BOOKIE_DELAY_S, OPEN_LEDGER_GRACE_S
 from spark_ledger.local.ports import HOST
 from spark_ledger.types import DEFAULT_RACK
 
@@ -80,6 +80,7 @@ def write_config(
     *,
     keeper: bool,
     lost_bookie_delay_s: float = LOST_BOOKIE_DELAY_S,
+    open_ledger_grace_s: float = OPEN_LEDGER_GRACE_S,
     rack: str = DEFAULT_RACK,
     collection_interval_s: float = COLLECTION_INTERVAL_S,
 ) -> Path:
@@ -100,6 +101,7 @@ def write_config(
         f"enabled = {str(keeper).lower()}\n"
         "\n[autorecovery]\n"
         f"lost_bookie_delay_s = {lost_bookie_delay_s}\n"
+        f"open_ledger_grace_s = {open_ledger_grace_s}\n"
         "\n[collection]\n"
         f"interval_s = {collection_interval_s}\n"
         f"pause_s = {COLLECTION_PAUSE_S}\n"

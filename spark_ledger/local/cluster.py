@@ -15,7 +15,7 @@ from typing import Final
 
 from spark_ledger.errors import BookieUnavailableError, ConfigurationError, MetadataUnavailableError
 from spark_ledger.limits import MIB
-from spark_ledger.limits.repair import LOST_BOOKIE_DELAY_S
+from spark_ledger.limits.repair import LOST_BOOKIE_DELAY_S, OPEN_LEDGER_GRACE_S
 from spark_ledger.local import bookie, zookeeper
 from spark_ledger.local.ports import HOST, free_port, is_free
 from spark_ledger.local.processes import POLL_S, Processes, log_tail
@@ -57,9 +57,10 @@ class LocalCluster:
     the machine's. When it is full, ZooKeeper ends, is started again, and clients' errors say so.
 
     ``lost_bookie_delay_s``: with a keeper, the copies of a bookie that is gone for so long are made
-    again on others. ``racks``: deal the bookies out to so many racks, /rack-0, /rack-1, ...; with 0
-    each is where it was the last time. ``collection_interval_s``: bookies give the space of deleted
-    ledgers back so often.
+    again on others. ``open_ledger_grace_s``: an open ledger that names such a bookie for so long,
+    and whose writer adds nothing, is closed (rule R3). ``racks``: deal the bookies out to so many
+    racks, /rack-0, /rack-1, ...; with 0 each is where it was the last time.
+    ``collection_interval_s``: bookies give the space of deleted ledgers back so often.
 
     No process outlives the caller, even one that is killed. Thread-safe, but start and stop one
     bookie from one thread at a time. Raises ConfigurationError if Java, pyspark or the bookie's
@@ -74,6 +75,7 @@ class LocalCluster:
         keeper: bool = False,
         zookeeper_heap_bytes: int | None = None,
         lost_bookie_delay_s: float = LOST_BOOKIE_DELAY_S,
+        open_ledger_grace_s: float = OPEN_LEDGER_GRACE_S,
         racks: int = 0,
         collection_interval_s: float = bookie.COLLECTION_INTERVAL_S,
         _daemon: bool = False,
@@ -88,6 +90,7 @@ class LocalCluster:
         self._durable = not temporary
         self._keeper = keeper
         self._lost_bookie_delay_s = lost_bookie_delay_s
+        self._open_ledger_grace_s = open_ledger_grace_s
         self._racks = racks
         self._collection_interval_s = collection_interval_s
         self._processes = Processes(self.directory, remove=temporary, daemon=_daemon)
@@ -317,6 +320,7 @@ class LocalCluster:
             ports,
             keeper=self._keeper,
             lost_bookie_delay_s=self._lost_bookie_delay_s,
+            open_ledger_grace_s=self._open_ledger_grace_s,
             rack=self._rack(server),
             collection_interval_s=self._collection_interval_s,
         )

@@ -16,7 +16,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from spark_ledger.errors import (
+    ConfigurationError,
     ConflictError,
+    CorruptionError,
+    LedgerError,
+    MetadataRestoredError,
     NoSuchLedgerError,
     NotFoundError,
     OutcomeUnknownError,
@@ -46,6 +50,16 @@ _NAME: Final = re.compile(r"L(\d{4})")
 def ledger_path(ledger_id: LedgerId) -> str:
     """The path of a ledger's metadata."""
     return id_path(LEDGERS_PATH, ledger_id)
+
+
+def is_unreadable(error: LedgerError) -> bool:
+    """Whether this ledger's node alone is in the way: it is damaged, or of a later format.
+
+    Whoever looks at many ledgers goes on with the others. Metadata that were restored are not of
+    one ledger only.
+    """
+    of_one = isinstance(error, CorruptionError | ConfigurationError)
+    return of_one and not isinstance(error, MetadataRestoredError)
 
 
 class LedgerStore:

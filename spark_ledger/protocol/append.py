@@ -286,7 +286,7 @@ class AppendMachine:
         if excused is not None:
             return excused
         if not self._replication.fail(event, now, self._limits.replacement_retry_s):
-            return []  # not a member any more: what it says of the ledger may be long out of date
+            return []  # not a member any more: what it says may be long out of date (rule P8)
         closing: list[Command] = [CloseAppender(event.bookie_index)]
         if event.status is BookieStatus.FENCED:
             return closing + self._fence.ask(event.bookie_id)

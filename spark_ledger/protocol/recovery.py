@@ -346,8 +346,9 @@ class RecoveryMachine:
         return self._confirm()
 
     def _confirm(self) -> list[Command]:
-        """Count what is written back. Not while bookies are chosen, as in the writer: the new
-        fragment will begin behind what is confirmed when they are installed (rule P7)."""
+        """Count what AQ bookies hold of what is written back (rule P16). Not while bookies are
+        chosen, as in the writer: the new fragment will begin behind what is confirmed when they
+        are installed (rule P7)."""
         if self._replication is None or self._replication.is_choosing:
             return []
         end = self._replication.confirmed_end()

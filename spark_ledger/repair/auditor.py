@@ -34,7 +34,7 @@ from spark_ledger.limits.repair import (
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.json_nodes import read_node, write_node
-from spark_ledger.metadata.ledgers import LEDGERS_PATH, LedgerStore
+from spark_ledger.metadata.ledgers import LEDGERS_PATH, LedgerStore, is_unreadable
 from spark_ledger.metadata.unsettled import pages
 from spark_ledger.repair.lost import Losses, losses
 from spark_ledger.repair.nodes import (
@@ -88,6 +88,8 @@ class Auditor:
         """What lost bookies have to hold of the ledgers that name them, as of the last audit."""
         self.misplaced = 0
         """Ledgers that it marked since they can be placed as the policy wants, and are not."""
+        self.unreadable: LedgerError | None = None
+        """Why a ledger could not be looked at at the last audit: it may name any bookie."""
         self._places: object = None
 
     async def run(self, stop: asyncio.Event, is_elected: Callable[[], bool]) -> None:
@@ -196,10 +198,12 @@ class Auditor:
         """Read the metadata of all ledgers, and mark those that name a lost bookie; how many do.
 
         A bookie that is not ``known`` has no cookie and is not registered: it cannot come back, and
-        is lost as well. Page by page, at a bounded rate: never all at once.
+        is lost as well. Page by page, at a bounded rate: never all at once. A ledger whose node
+        cannot be read is left out, see ``unreadable``.
         """
         marked, gone = 0, frozenset(lost)
         self.named_bytes = self.misplaced = 0
+        self.unreadable = None
         logger.info("all ledgers are looked at; lost or leaving: %s", ", ".join(sorted(gone)))
         async for page in pages(self._store, LEDGERS_PATH):
             for start in range(0, len(page.ids), METADATA_READS_IN_FLIGHT_MAX):
@@ -217,6 +221,11 @@ class Auditor:
             ledger = (await self._ledgers.read(ledger_id)).value
         except NoSuchLedgerError:
             return False
+        except LedgerError as error:
+            if not is_unreadable(error):
+                raise
+            self._skip(ledger_id, error)
+            return False
         if known is not None:
             lost |= all_names(ledger).difference(known)
         named = all_names(ledger) & lost
@@ -228,6 +237,12 @@ class Auditor:
         self.named_bytes += bytes_on(ledger, named)
         await mark(self._store, ledger_id, named, copies_left(ledger, lost))
         return True
+
+    def _skip(self, ledger_id: LedgerId, error: LedgerError) -> None:
+        """A ledger whose node says nothing keeps no other from its copies (rule R6)."""
+        if self.unreadable is None:
+            logger.error("ledger %d, and others like it, cannot be audited: %s", ledger_id, error)
+        self.unreadable = self.unreadable or error
 
     def _is_to_be_moved(self, ledger: LedgerMetadata, lost: frozenset[BookieId]) -> bool:
         """Whether a final fragment does not adhere to the policy, and can (rule R15)."""

@@ -22,18 +22,19 @@ from spark_ledger.errors import (
 )
 from spark_ledger.keeper.passes import run_passes
 from spark_ledger.limits.repair import (
+    CHECK_HUNG_S,
     CHECK_INTERVAL_S,
     CHECK_PASS_S,
     CHECKED_MEMBERS_PER_S,
     CLOSED_PASS_S,
 )
 from spark_ledger.metadata.json_nodes import read_node, write_node
-from spark_ledger.metadata.ledgers import LEDGERS_PATH, LedgerStore
+from spark_ledger.metadata.ledgers import LEDGERS_PATH, LedgerStore, is_unreadable
 from spark_ledger.metadata.unsettled import pages
 from spark_ledger.repair.held import held_parts
 from spark_ledger.repair.nodes import CHECK_PATH, CheckState, mark
 from spark_ledger.repair.plan import FinalFragment, final_fragments, lane_copies
-from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
+from spark_ledger.types import BookieId, LedgerId, LedgerMetadata, Versioned
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,8 @@ class Checked(NamedTuple):
     """What a check of one ledger saw."""
 
     is_closed: bool
-    """Or it is gone. Of an open ledger the last fragment was not looked at."""
+    """Or it is gone, or its node cannot be read. Of an open ledger the last fragment was not looked
+    at."""
     lacks: bool = False
     silent: bool = False
     """A member did not answer."""
@@ -78,6 +80,9 @@ class Checker:
         self._ledgers = LedgerStore(self._store)
         self._config = config or CheckerConfig()
         self._clock = clock
+        self._hung: dict[BookieId, float] = {}
+        """Bookies that let a question time out, and when they are asked again, by the loop's clock.
+        Else ten thousand ledgers of one such bookie would take a day."""
 
     async def run(self, stop: asyncio.Event, is_elected: Callable[[], bool]) -> None:
         """Check when it is due, while elected, until ``stop`` is set. Outages are waited out."""
@@ -142,6 +147,11 @@ class Checker:
             ledger = (await self._ledgers.read(ledger_id)).value
         except NoSuchLedgerError:
             return Checked(is_closed=True)
+        except LedgerError as error:
+            if not is_unreadable(error):
+                raise
+            logger.warning("ledger %d cannot be checked: %s", ledger_id, error)
+            return Checked(is_closed=True)
         poor, silent = 0, False
         for fragment in final_fragments(ledger):
             if fragment.last < fragment.first:
@@ -163,20 +173,27 @@ class Checker:
         self, ledger: LedgerMetadata, fragment: FinalFragment, index: int
     ) -> bool | None:
         """Whether a member says that it has not all that it should have; None: it says nothing."""
+        bookie_id, loop = fragment.bookies[index], asyncio.get_running_loop()
+        if loop.time() < self._hung.get(bookie_id, 0.0):
+            return None
         lanes = lane_copies(ledger, fragment, index, lost=())
         parts = held_parts(
             self._transport,
-            fragment.bookies[index],
+            bookie_id,
             ledger.ledger_id,
             fragment.first,
             fragment.last,
             timeout_s=self._timeout_s,
         )
+        asked_at = loop.time()
         async for part in parts:
             if part.ranges is None:
+                if loop.time() - asked_at >= 0.9 * self._timeout_s:
+                    self._hung[bookie_id] = loop.time() + CHECK_HUNG_S
                 return None
             if part.missing(lanes):
                 return True
+            asked_at = loop.time()
         return False
 
     async def _write(

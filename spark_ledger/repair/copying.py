@@ -156,6 +156,8 @@ class Copier:
             position = runs[-1].last_entry + stride if runs else int(first)
             if ended is None:
                 return  # it sends no more at once
+            if ended.status is BookieStatus.NO_SUCH_LEDGER:
+                return  # nor has it another entry
             if not ended.status.is_denial:
                 self._silent.add(bookie_id)
                 return

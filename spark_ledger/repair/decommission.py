@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from spark_ledger.client.ledger_client import LedgerClient
-from spark_ledger.errors import ConflictError, NotFoundError
+from spark_ledger.errors import ConflictError, CorruptionError, NotFoundError
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.cookies import leaving_path
 from spark_ledger.repair.auditor import Auditor, AuditorConfig
@@ -53,8 +53,9 @@ async def drain(
     cluster, and read-only, until ``stay`` (rule R13).
 
     ``told`` hears what names it after each look at all ledgers, every few seconds. Raises
-    NotFoundError if the cluster has no such bookie, and what the metadata store raises:
-    begun again, it goes on where it was.
+    NotFoundError if the cluster has no such bookie, CorruptionError if the node of a ledger cannot
+    be read, once nothing else names the bookie, and what the metadata store raises: begun again, it
+    goes on where it was.
     """
     store, registry = client.store, BookieRegistry(client.store)
     known = await registry.list_cookies()
@@ -76,15 +77,22 @@ async def drain(
         looks_without = 0 if named else looks_without + 1
         if named:
             await _work(worker, look)
+        elif auditor.unreadable is not None:
+            raise CorruptionError(
+                f"all ledgers that can be read name bookie {bookie_id} no more. One that cannot "
+                f"may still, so the bookie does not go: {auditor.unreadable}"
+            )
         await asyncio.sleep(_PAUSE_S)
 
 
 async def _work(worker: Worker, look: Callable[[], Awaitable[int]]) -> None:
-    """One pass of a worker, with looks meanwhile at what is left."""
+    """One pass of a worker, with looks meanwhile at what is left; it ends once that is nothing,
+    whatever else is marked."""
     work = asyncio.create_task(worker.run_pass())
     try:
         while not (await asyncio.wait({work}, timeout=_LOOK_S))[0]:
-            await look()
+            if not await look():
+                return
         await work
     finally:
         work.cancel()
@@ -101,8 +109,7 @@ async def decommission(
     """Returns once nothing names the bookie and its cookie is gone. ``told`` hears how many ledgers
     name it, after each look at all of them.
 
-    Raises NotFoundError if the cluster has no such bookie, and what the metadata store raises:
-    begun again, it goes on where it was.
+    Raises as ``drain``.
     """
     registry = BookieRegistry(client.store)
     await drain(client, bookie_id, config, told=lambda left: told(left.ledgers))

@@ -24,7 +24,7 @@ from spark_ledger.limits.repair import (
     REPAIR_SOURCE_BYTES_PER_S,
     REPAIRS_AT_ONCE,
 )
-from spark_ledger.metadata.ledgers import LEDGERS_PATH, LedgerStore
+from spark_ledger.metadata.ledgers import LEDGERS_PATH, LedgerStore, is_unreadable
 from spark_ledger.metadata.unsettled import pages
 from spark_ledger.repair.balance import Balance, Move, Share, copies_held
 from spark_ledger.repair.ledger import LedgerRepair
@@ -142,6 +142,11 @@ class Rebalance:
         try:
             return (await self._ledgers.read(ledger_id)).value
         except NoSuchLedgerError:
+            return None
+        except LedgerError as error:
+            if not is_unreadable(error):
+                raise
+            logger.warning("ledger %d stays where it is: %s", ledger_id, error)
             return None
 
     # -- one pass ----------------------------------------------------------------------------------

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from spark_ledger.errors import NoSuchLedgerError
+from spark_ledger.errors import LedgerError, NoSuchLedgerError
 from spark_ledger.limits.repair import FAILURES_SHOWN_MAX, MEASURED_LEDGERS_MAX
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.json_nodes import read_node
-from spark_ledger.metadata.ledgers import LedgerStore
+from spark_ledger.metadata.ledgers import LedgerStore, is_unreadable
 from spark_ledger.metadata.repair_locks import LOCKS_PATH
 from spark_ledger.metadata.unsettled import id_path, pages
 from spark_ledger.repair.nodes import (
@@ -100,6 +100,10 @@ async def _bytes_left(store: MetadataStore, ledger_id: LedgerId, copies: int) ->
         ledger = (await LedgerStore(store).read(ledger_id)).value
     except NoSuchLedgerError:
         return 0
+    except LedgerError as error:
+        if not is_unreadable(error):
+            raise
+        return 0  # it fails, and the reason stands there
     lost = frozenset() if mark is None else frozenset(map(BookieId, mark.value.bookies))
     return bytes_to_copy(ledger, lost)
 

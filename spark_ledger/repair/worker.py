@@ -11,7 +11,8 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from spark_ledger.client.ledger_client import LedgerClient
@@ -115,6 +116,8 @@ class Worker:
         self._looked_at = float("-inf")
         self._waiting_since: dict[LedgerId, tuple[object, float]] = {}
         """Open ledgers that name a lost bookie: which fragment, and since when it was seen."""
+        self._tried: set[str] = set()
+        """Marks that stayed although their ledgers were tried; they let others go first."""
         self._uncounted: Counter[str] = Counter()
         """What was done and is not written down yet."""
         self._counted_at = self._clock()
@@ -130,52 +133,90 @@ class Worker:
     async def run_pass(self) -> int:
         """Repair whatever is marked and not paused; how many ledgers were tried.
 
-        Raises what the store raises: then the rest is left to the next pass.
+        It may last for days: every few seconds it looks again what has the fewest copies left, and
+        whether it may go on (rules R7 and R9). Raises what the store raises: then the rest is left
+        to the next pass.
         """
-        if self._store.restored:
-            raise MetadataRestoredError(self._store.restored)
-        state = await read_node(self._store, AuditState, STATE_PATH)
-        if state is not None and state.value.stopped and not self._config.despite_losses:
-            return 0  # rule R9
-        self._end_pauses()
-        running: set[asyncio.Task[None]] = set()
+        running: dict[LedgerId, asyncio.Task[None]] = {}
         counting = asyncio.get_running_loop().create_task(self._keep_counting())
         try:
             return await self._take_all(running)
         finally:
-            for task in (counting, *running):
+            for task in (counting, *running.values()):
                 task.cancel()
-            await asyncio.gather(counting, *running, return_exceptions=True)
+            await asyncio.gather(counting, *running.values(), return_exceptions=True)
             with contextlib.suppress(LedgerError):
                 await self._count()
 
-    async def _take_all(self, running: set[asyncio.Task[None]]) -> int:
-        """Begin with what has the fewest copies left; a few ledgers at a time."""
-        tried: set[LedgerId] = set()
-        listed: set[LedgerId] = set()
+    async def _take_all(self, running: dict[LedgerId, asyncio.Task[None]]) -> int:
+        count = 0
+        self._tried.clear()
+        while await self._may_begin():
+            if len(running) >= self._config.at_once:
+                await asyncio.wait(running.values(), return_when=asyncio.FIRST_COMPLETED)
+            begun, is_whole = await self._begin(running)
+            count += begun
+            if not is_whole:
+                continue
+            if running:
+                await asyncio.wait(running.values(), timeout=self._config.pass_s)
+            if not running:
+                return count
+            self._tried.clear()
+        if running:
+            await asyncio.wait(running.values())
+        return count
+
+    async def _may_begin(self) -> bool:
+        if self._store.restored:
+            raise MetadataRestoredError(self._store.restored)
+        state = await read_node(self._store, AuditState, STATE_PATH)
+        is_stopped = state is not None and bool(state.value.stopped)
+        return self._config.despite_losses or not is_stopped  # rule R9
+
+    async def _begin(self, running: dict[LedgerId, asyncio.Task[None]]) -> tuple[int, bool]:
+        """Begin with what has the fewest copies left, a few ledgers at a time; how many, and
+        whether all marks were seen. If not, it is time to look again which come first."""
+        self._end_pauses()
+        count, until = 0, self._clock() + self._config.pass_s
+        unlisted = self._paused.keys() | self._waiting_since.keys()
+        async with aclosing(self._waiting(unlisted)) as waiting:
+            async for ledger_id, path in waiting:
+                if ledger_id in running:
+                    continue
+                if len(running) >= self._config.at_once:
+                    await asyncio.wait(running.values(), return_when=asyncio.FIRST_COMPLETED)
+                    if self._clock() >= until:
+                        return count, False
+                count += 1
+                self._tried.add(path)
+                self._start(running, ledger_id, path)
+        self._forget(unlisted)
+        return count, True
+
+    async def _waiting(self, unlisted: set[LedgerId]) -> AsyncGenerator[tuple[LedgerId, str], None]:
+        """Marked ledgers with their marks, fewest copies first; they leave ``unlisted``."""
         for copies in PRIORITIES:
             async for page in pages(self._store, mark_root(copies)):
-                listed.update(page.ids)
+                unlisted.difference_update(page.ids)
                 for ledger_id in page.ids:
-                    if ledger_id in tried or self._is_paused(ledger_id):
-                        continue
-                    tried.add(ledger_id)
-                    while len(running) >= self._config.at_once:
-                        await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                    task = asyncio.get_running_loop().create_task(self._try(ledger_id, copies))
-                    running.add(task)
-                    task.add_done_callback(running.discard)
-        if running:
-            await asyncio.wait(running)
-        self._keep_only(listed)
-        return len(tried)
+                    path = id_path(mark_root(copies), ledger_id)
+                    if path not in self._tried and not self._is_paused(ledger_id):
+                        yield ledger_id, path
 
-    def _keep_only(self, listed: set[LedgerId]) -> None:
+    def _start(
+        self, running: dict[LedgerId, asyncio.Task[None]], ledger_id: LedgerId, mark_path: str
+    ) -> None:
+        task = asyncio.get_running_loop().create_task(self._try(ledger_id, mark_path))
+        running[ledger_id] = task
+        task.add_done_callback(lambda _: running.pop(ledger_id))
+
+    def _forget(self, repaired: set[LedgerId]) -> None:
         """Forget ledgers that others have repaired: one that is marked anew begins anew, and its
         writer has all of its grace (rule R3)."""
-        for known in (self._paused, self._waiting_since):
-            for ledger_id in known.keys() - listed:
-                del known[ledger_id]
+        for ledger_id in repaired:
+            self._paused.pop(ledger_id, None)
+            self._waiting_since.pop(ledger_id, None)
 
     async def _keep_counting(self) -> None:
         while True:
@@ -217,13 +258,13 @@ class Worker:
 
     # -- one ledger --------------------------------------------------------------------------------
 
-    async def _try(self, ledger_id: LedgerId, copies: int) -> None:
+    async def _try(self, ledger_id: LedgerId, mark_path: str) -> None:
         """Repair one ledger under its lock; what goes wrong is written down (rule R6)."""
         async with repair_lock(self._store, ledger_id) as key:
             if key is None:
                 return  # another worker is at it
             try:
-                await self._repair(ledger_id, id_path(mark_root(copies), ledger_id), key)
+                await self._repair(ledger_id, mark_path, key)
             except LedgerError as error:
                 await self._failed(ledger_id, error)
 
@@ -311,6 +352,7 @@ class Worker:
             await self._store.delete(id_path(FAILED_PATH, ledger_id))
         with contextlib.suppress(ConflictError, NotFoundError):
             await self._store.delete(path, version)
+        self._tried.discard(path)  # one that is marked anew is taken in its turn
 
     async def _failed(self, ledger_id: LedgerId, error: LedgerError) -> None:
         """Try it again later, twice as late each time, and say why (rule R6)."""

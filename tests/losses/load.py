@@ -40,6 +40,11 @@ def payload(ledger_id: int, number: int) -> bytes:
     return seed * (1 + seed[0] ** 2 // 256 if seed[1] else 2048)
 
 
+_OPERATOR_S: Final = 10.0
+"""An operator closes a ledger with a password so long after its writer was done with it: nobody
+else can, and as long as one names a lost bookie no other disk may be wiped."""
+
+
 @dataclass(slots=True)
 class Written:
     """One ledger."""
@@ -48,6 +53,8 @@ class Written:
     acknowledged: dict[int, int] = field(default_factory=dict)
     """Entry ids, each with the number of its append."""
     closed: bool = False
+    left_at: float | None = None
+    """When its writer was done with it, by the loop's clock, if that left it open."""
 
 
 @dataclass(slots=True)
@@ -73,6 +80,7 @@ class Load:
             for number in range(_WRITERS):
                 group.create_task(self._write(random.Random(f"{self.seed}/{number}"), stop))
             group.create_task(self._read(random.Random(f"{self.seed}/reader"), stop))
+            group.create_task(self._close_locked(stop))
 
     async def _write(self, chance: random.Random, stop: asyncio.Event) -> None:
         client = await LedgerClient.connect(self.uri)
@@ -95,6 +103,14 @@ class Load:
             ensemble_size=e, write_quorum=wq, ack_quorum=aq, password=password
         )
         written = self.ledgers[writer.ledger_id] = Written(password)
+        try:
+            await self._fill(writer, written, chance, stop)
+        finally:
+            written.left_at = None if written.closed else asyncio.get_running_loop().time()
+
+    async def _fill(
+        self, writer: LedgerWriter, written: Written, chance: random.Random, stop: asyncio.Event
+    ) -> None:
         last, at_once = chance.choice((1, 10, 100, 300)), chance.choice((1, 1, 20))
         for start in range(0, last, at_once):
             if stop.is_set():
@@ -121,6 +137,23 @@ class Load:
                 if closed:
                     await self._read_ledger(client, chance.choice(closed))
                 await asyncio.sleep(5 * _PAUSE_S)
+
+    async def _close_locked(self, stop: asyncio.Event) -> None:
+        """As an operator who knows the password."""
+        async with await LedgerClient.connect(self.uri) as client:
+            loop = asyncio.get_running_loop()
+            while not stop.is_set():
+                await asyncio.sleep(_OPERATOR_S / 4)
+                for ledger_id, written in list(self.ledgers.items()):
+                    if not written.password or written.closed or written.left_at is None:
+                        continue
+                    if loop.time() - written.left_at < _OPERATOR_S:
+                        continue
+                    try:
+                        await client.open_ledger(ledger_id, password=written.password, recover=True)
+                        written.closed = True
+                    except LedgerError as error:
+                        self.errors[type(error).__name__] += 1
 
     async def _read_ledger(self, client: LedgerClient, ledger_id: LedgerId) -> None:
         written = self.ledgers[ledger_id]

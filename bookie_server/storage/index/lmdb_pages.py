@@ -31,7 +31,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from bookie_server.storage.journal.files import RESTORE_OR_FORMAT
+from bookie_server.storage.journal.files import REPLACE_BOOKIE
 from spark_ledger.errors import CorruptionError
 
 DATA_NAME: Final = "data.mdb"
@@ -92,7 +92,7 @@ def check_pages(directory: Path) -> None:
         return
     except _Damaged as error:
         raise CorruptionError(
-            f"index {directory} is damaged: {path}: {error}: {RESTORE_OR_FORMAT}"
+            f"index {directory} is damaged: {path}: {error}: {REPLACE_BOOKIE}"
         ) from error
     except OSError as error:
         raise OSError(error.errno, f"index {directory}: {path}: {error.strerror}") from error

@@ -50,11 +50,11 @@ PREPARED_NUMBER: Final = 0
 _SEARCH_BYTES: Final = 1 * MIB
 """How much is read at once in the search for a later batch; a multiple of the alignment."""
 
-RESTORE_OR_FORMAT: Final = (
-    "restore it, or format a new bookie in empty directories; what this one held is then on the "
-    "other replicas only"
+REPLACE_BOOKIE: Final = (
+    "put back what was moved away, or else format a new bookie in empty directories: what this one "
+    "held is copied from the other bookies"
 )
-"""All that can be done about a damaged or missing file: there is no re-replication yet."""
+"""What can be done about a damaged or missing file. An older copy of it is no replacement."""
 
 
 class JournalRecord(NamedTuple):
@@ -143,7 +143,7 @@ def read_file_header(file: File, number: int) -> JournalFileHeader:
         raise CorruptionError(
             f"journal file {file.path}: has {file.size()} bytes, but was made with "
             f"{header.size_bytes}: it was cut at offset {file.size()}, and synced batches may be "
-            f"missing; {RESTORE_OR_FORMAT}"
+            f"missing; {REPLACE_BOOKIE}"
         )
     return header
 
@@ -232,7 +232,7 @@ def missing_file(directory: Path, number: int) -> CorruptionError:
     """The error of a journal file that must be there and is not."""
     return CorruptionError(
         f"journal file {journal_path(directory, number)} is missing, and its entries are nowhere "
-        f"else on this bookie: {RESTORE_OR_FORMAT}"
+        f"else on this bookie: {REPLACE_BOOKIE}"
     )
 
 
@@ -288,5 +288,5 @@ def _damage(path: Path, end: Mark, trace: str) -> CorruptionError:
     """The error of a batch that was synced and is not there; ``trace`` says how we know."""
     return CorruptionError(
         f"journal file {path}: batch {end.sequence + 1} at offset {end.offset} is damaged or "
-        f"missing, and it was synced ({trace}): {RESTORE_OR_FORMAT}"
+        f"missing, and it was synced ({trace}): {REPLACE_BOOKIE}"
     )

@@ -17,7 +17,7 @@ from bookie_server.storage.blocks import BlockFormatError, decode_block, encode_
 from bookie_server.storage.fs.vfs import FileSystem, is_no_space
 from bookie_server.storage.journal.changes import decode_change
 from bookie_server.storage.journal.files import (
-    RESTORE_OR_FORMAT,
+    REPLACE_BOOKIE,
     JournalBatch,
     journal_numbers,
     journal_path,
@@ -119,7 +119,7 @@ def _replay_journal(
             raise CorruptionError(
                 f"journal file {journal_path(directory, end.file_number)}: ends or is damaged at "
                 f"offset {end.offset} behind batch {end.sequence}, but ledger directory "
-                f"{store.directory} holds batch {store.mark.sequence}: {RESTORE_OR_FORMAT}"
+                f"{store.directory} holds batch {store.mark.sequence}: {REPLACE_BOOKIE}"
             )
     for store in stores:
         if (store.mark is None or store.mark.is_behind(end)) and store not in full:
@@ -223,7 +223,7 @@ def _check_witness(
                     f"journal file {journal_path(other, end.file_number)}: ends or is damaged at "
                     f"offset {end.offset} behind batch {end.sequence}, but batch {sequence} was "
                     f"synced before {journal_path(directory, batch.end.file_number)} went on: "
-                    f"{RESTORE_OR_FORMAT}"
+                    f"{REPLACE_BOOKIE}"
                 )
 
 
@@ -271,7 +271,7 @@ def _start(
             raise CorruptionError(
                 f"ledger directory {unmarked[0]}: its index is empty, but the journal in "
                 f"{directory} has been trimmed: the index was lost or the directory exchanged; "
-                f"{RESTORE_OR_FORMAT}"
+                f"{REPLACE_BOOKIE}"
             )
     for mark in marks:
         if mark.file_number not in numbers:

@@ -15,7 +15,7 @@ import msgspec
 from google_crc32c import value as crc32c_value
 
 from bookie_server.storage.fs.vfs import FileSystem, read_file, write_file_durably
-from bookie_server.storage.journal.files import RESTORE_OR_FORMAT
+from bookie_server.storage.journal.files import REPLACE_BOOKIE
 from spark_ledger.errors import ConfigurationError, CorruptionError
 from spark_ledger.limits import MIB
 from spark_ledger.limits.storage import LACKING_MAX
@@ -143,7 +143,7 @@ class Lacking:
         checksum, _, body = data.partition(b"\n")
         body = body.removesuffix(b"\n")
         if checksum != f"{crc32c_value(body):08x}".encode():
-            raise CorruptionError(f"{self._path} is damaged: {RESTORE_OR_FORMAT}")
+            raise CorruptionError(f"{self._path} is damaged: {REPLACE_BOOKIE}")
         content = msgspec.json.decode(body, type=_Content)
         if content.format_version != _VERSION:
             raise ConfigurationError(

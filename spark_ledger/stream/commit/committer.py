@@ -34,6 +34,7 @@ from spark_ledger.metadata.base import Check, Create, Operation, Put
 from spark_ledger.stream.commit.commit_log import CommitLog
 from spark_ledger.stream.commit.commit_rules import AlreadyApplied, Apply, Proposal, decide
 from spark_ledger.stream.commit.existing import ExistingLedgers, refuse_dropping
+from spark_ledger.stream.commit.head_reader import HeadReader
 from spark_ledger.stream.commit.new_schemas import with_new_schemas
 from spark_ledger.stream.commit.sealer import Sealer
 from spark_ledger.stream.concurrency import run_all, task_group
@@ -70,6 +71,7 @@ class Committer:
         nodes: StreamNodes,
         log: CommitLog,
         schemas: SchemaRegistry,
+        heads: HeadReader,
         *,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         rng: random.Random | None = None,
@@ -78,6 +80,7 @@ class Committer:
         self.nodes = nodes
         self.log = log
         self.schemas = schemas
+        self.heads = heads
         self.sealer = Sealer(ledgers, nodes, log, schemas)
         self.clock_ms = clock_ms
         self.rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
@@ -210,11 +213,9 @@ class Attempt:
         proposal, nodes = self._proposal, self._nodes
         # The two may be of different moments. The transaction fails if either is outdated.
         async with task_group() as group:
-            reading_head = group.create_task(nodes.head())
+            reading_head = group.create_task(self._committer.heads.read())
             reading_sink = group.create_task(self._read_sink())
         head, sink = reading_head.result(), reading_sink.result()
-        if head.value.stream_id != self._schemas.config.stream_id:
-            raise nodes.no_such_stream()  # another stream of the same name (rule T7)
         # The sink's record may be newer than the head, and its commit's number is taken as well.
         taken = max(head.value.next_commit, sink.value.commit + 1 if sink else 0)
         ours = await self._find_unanswered(taken)
@@ -321,6 +322,7 @@ class Attempt:
             self._schemas.grown(config)
         self._existing.exist(prepared.named, config.version)
         self._committer.log.remember(prepared.commit, self._list)
+        self._committer.heads.saw(prepared.commit.number + 1)
         self._is_list_used = True
         return prepared.commit
 

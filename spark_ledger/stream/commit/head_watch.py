@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from spark_ledger.errors import MetadataRestoredError
 from spark_ledger.metadata.base import Watch
+from spark_ledger.stream.commit.head_reader import HeadReader
 from spark_ledger.stream.model import Head
 from spark_ledger.stream.nodes import StreamNodes
 
@@ -18,14 +18,14 @@ class HeadWatch:
 
     def __init__(self, nodes: StreamNodes, stream_id: str) -> None:
         self._nodes = nodes
-        self._stream_id = stream_id
+        self.heads = HeadReader(nodes, stream_id)
+        """Shared with the stream's committer: what one has seen, the other knows."""
         self._watch: Watch | None = None
         self._changed = asyncio.Event()
         self._head: Head | None = None
-        self._commits_seen = 0
 
     async def current(self) -> Head:
-        """The head. Raises NoSuchStreamError if the stream is gone, or another has its name."""
+        """The head. Raises as ``HeadReader.read``."""
         if self._watch is not None and self._head is not None:
             return self._head
         return await self.read()
@@ -71,21 +71,9 @@ class HeadWatch:
         changed.set()
 
     async def read(self) -> Head:
-        """Read the head from the store. Raises as ``current``, and MetadataRestoredError if it went
-        back: a reader that went on would pass over the commits that get these numbers now."""
-        before, seen = self._changed, self._commits_seen
-        head = (await self._nodes.head()).value
-        if head.stream_id == self._stream_id and head.next_commit < seen:
-            head = (await self._nodes.head(latest=True)).value  # a server may only lag behind
-        if head.stream_id != self._stream_id:
-            raise self._nodes.no_such_stream()  # rule T7
-        if head.next_commit < seen:
-            raise MetadataRestoredError(
-                f"stream {self._nodes.name!r} has {head.next_commit} commits, and this process has "
-                f"seen {seen}: ZooKeeper was restored from a backup. Run `ledger cluster "
-                "restored`, and start this process anew to use the stream as it is now"
-            )
-        self._commits_seen = max(self._commits_seen, head.next_commit)
+        """Read the head from the store. Raises as ``HeadReader.read``."""
+        before = self._changed
+        head = (await self.heads.read()).value
         if before is self._changed:
             self._head = head  # otherwise it changed meanwhile, and this may be the old one
         return head

@@ -302,11 +302,11 @@ def test_merge_schema_in_micro_batches_is_exactly_once(
     options = to_write(True, **MERGE)
     for number in range(2):
         writer = writers.LedgerStreamWriter(options, WIDER, overwrite=False)
-        monkeypatch.setattr(writers, "TaskContext", Task(batch=number))
         rows = pa.table({"a": [number], "b": [7]})
-        messages: list[WriterCommitMessage | None] = [
-            copied(writer).write(iter(rows.to_batches())) for _ in range(2)
-        ]
+        messages: list[WriterCommitMessage | None] = []
+        for partition in range(2):
+            monkeypatch.setattr(writers, "TaskContext", Task(partition, batch=number))
+            messages.append(copied(writer).write(iter(rows.to_batches())))
         cluster.lose_the_next_commit_reply()
         copied(writer).commit(copied(messages), number)
     assert cluster.rows() == [1, 0, 0, 1, 1]

@@ -68,9 +68,11 @@ def writer(**options: str) -> LedgerStreamWriter:
     return LedgerStreamWriter(checked, StructType(), overwrite=False)
 
 
-def message(batch: int, *rows: int, run: str = "run", query: str = "query") -> TaskWritten:
+def message(
+    batch: int, *rows: int, run: str = "run", query: str = "query", partition: int = 0
+) -> TaskWritten:
     segments = tuple(make_segment(0, (count,)) for count in rows)
-    return TaskWritten(0, 0, "id", segments, query, run, batch)
+    return TaskWritten(partition, 0, "id", segments, query, run, batch)
 
 
 def test_commit_without_messages_names_the_continuous_trigger(stream: FakeStream) -> None:
@@ -80,7 +82,7 @@ def test_commit_without_messages_names_the_continuous_trigger(stream: FakeStream
 
 
 def test_commit_of_micro_batch_is_one_commit_of_its_query(stream: FakeStream) -> None:
-    writer().commit([message(0, 5), None, message(0, 7)], 0)
+    writer().commit([message(0, 5), None, message(0, 7, partition=2)], 0)
     (commit,) = stream.commits
     assert (commit.sink_id, commit.transaction_id, commit.run_id) == ("query", 0, "query/run")
     assert commit.rows == 12

@@ -77,6 +77,12 @@ def test_segments_by_partition_are_in_partition_order() -> None:
     assert segments_by_partition(messages) == (one, two, three)
 
 
+def test_segments_of_two_attempts_of_a_partition_are_not_committed() -> None:
+    rows = make_segment(0, (1,))
+    with pytest.raises(AssertionError, match="there twice"):
+        segments_by_partition([TaskWritten(1, 0, "id", (rows,)), TaskWritten(1, 1, "id", (rows,))])
+
+
 class FakeWriter:
     """Raises given errors: at the n-th call of ``write``, or (n = -1) at ``finish``."""
 

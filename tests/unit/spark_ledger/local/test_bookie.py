@@ -22,3 +22,11 @@ def test_collection_interval_is_the_one_of_the_cluster(tmp_path: Path) -> None:
         tmp_path, "bookie-1", "zk://h:1/x", ports, keeper=False, collection_interval_s=2.5
     )
     assert load(path).collection.interval_s == 2.5
+
+
+def test_open_ledger_grace_is_the_one_of_the_cluster(tmp_path: Path) -> None:
+    ports = bookie.Ports(1, 2)
+    path = bookie.write_config(
+        tmp_path, "bookie-1", "zk://h:1/x", ports, keeper=True, open_ledger_grace_s=4.5
+    )
+    assert load(path).autorecovery.open_ledger_grace_s == 4.5

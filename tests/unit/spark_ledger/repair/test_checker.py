@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 
 from spark_ledger.client.ledger_client import LedgerClient
@@ -13,7 +16,8 @@ from spark_ledger.repair.checker import Checker, CheckerConfig
 from spark_ledger.repair.closed import ClosedCheck
 from spark_ledger.repair.nodes import CHECK_PATH, CheckState, mark
 from spark_ledger.repair.status import look
-from spark_ledger.types import BookieId, LedgerId
+from spark_ledger.transport.base import ListedEntries
+from spark_ledger.types import BookieId, BookieStatus, LedgerId
 from tests.unit.spark_ledger.client.world import World, run_virtually
 from tests.unit.spark_ledger.repair.world import contents, crew, lacking, marked
 
@@ -114,6 +118,37 @@ def test_open_fragments_and_silent_bookies_are_not_marked() -> None:
         world.kill("b1")
         assert await Checking(client).check()
         assert await marked(world) == {}
+
+    run_virtually(test, bookies=4)
+
+
+def test_bookie_that_hangs_is_not_waited_for_at_each_ledger(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        writers = [await closed(client) for _ in range(8)]
+        wipe(world, "b0", writers[-1])
+        checking, asked = Checking(client), 0
+        checking.checker._timeout_s = 1.0
+        monkeypatch.setattr("spark_ledger.repair.checker.CHECK_HUNG_S", 5.0)
+        ask = client.context.transport.list_entries
+
+        async def list_entries(bookie_id: BookieId, *more: Any, **named: Any) -> ListedEntries:
+            nonlocal asked
+            if bookie_id != "b1":
+                return await ask(bookie_id, *more, **named)
+            asked += 1
+            await asyncio.sleep(named["timeout_s"])
+            return ListedEntries(BookieStatus.TIMEOUT, [])
+
+        monkeypatch.setattr(client.context.transport, "list_entries", list_entries)
+        assert await checking.check()
+        assert asked == 1 and set(await marked(world)) == {writers[-1].ledger_id}
+        assert (await checking.checker.check(writers[0].ledger_id)).silent
+        await asyncio.sleep(5.0)
+        assert (await checking.checker.check(writers[0].ledger_id)).silent
+        assert asked == 2, "it may answer by then"
 
     run_virtually(test, bookies=4)
 

@@ -238,6 +238,36 @@ def test_hole_of_a_member_is_filled_without_the_password() -> None:
     run(test)
 
 
+class Counting(MemoryTransport):
+    """Counts what is read from one bookie."""
+
+    def __init__(self, serving: Any, bookie_id: BookieId) -> None:
+        super().__init__(serving)
+        self._bookie_id = bookie_id
+        self.reads = 0
+
+    async def read(
+        self, bookie_id: BookieId, *args: Any, **options: Any
+    ) -> AsyncGenerator[ReadChunk, None]:
+        self.reads += bookie_id == self._bookie_id
+        async for chunk in super().read(bookie_id, *args, **options):
+            yield chunk
+
+
+def test_member_without_the_ledger_is_not_asked_for_each_entry_of_it() -> None:
+    async def test(world: RealWorld) -> None:
+        client = await world.client()
+        ledger = await closed_ledger(client)
+        lost, poor, _ = ledger.fragments[0].bookies
+        world.machines[poor].bookie.delete_ledgers([ledger.ledger_id])
+        await world.lose(lost)
+        counting = Counting(world.serving, poor)
+        assert (await world.repair(ledger.ledger_id, lost, counting)).marked == {}
+        assert 0 < counting.reads < 5, "of twenty entries"
+
+    run(test)
+
+
 def test_open_ledger_of_a_writer_that_is_idle_says_who_can_close_it() -> None:
     async def test(world: RealWorld) -> None:
         client = await world.client()

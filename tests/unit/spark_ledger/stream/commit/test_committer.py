@@ -297,7 +297,9 @@ def test_pauses_between_attempts_double_up_to_a_bound() -> None:
         await StreamCatalog(ledgers).create("s", SCHEMA)
         stream = await another(ledgers, Faults([Outcome.LOST_REQUEST] * 9))[1].open("s")
         old = stream._committer
-        new = committer.Committer(ledgers, stream._nodes, old.log, old.schemas, rng=Recorder())
+        new = committer.Committer(
+            ledgers, stream._nodes, old.log, old.schemas, old.heads, rng=Recorder()
+        )
         await new.commit(Proposal((loose(),), "q", 1))
         first, most = committer.BACKOFF_S_MIN, committer.BACKOFF_S_MAX
         assert bounds == [min(first * 2**n, most) for n in range(9)]
