@@ -68,17 +68,25 @@ def raw(json_file: Path | None, quick: bool, peers: bool, limit: bool) -> None:
     is_flag=True,
     help="Say instead where the processor time goes, beside ends that do nothing.",
 )
-def spark(json_file: Path | None, quick: bool, peers: bool, profile: bool) -> None:
+@click.option(
+    "--floor",
+    is_flag=True,
+    help="Say instead what a micro-batch of one row takes, beside ends that do nothing.",
+)
+def spark(json_file: Path | None, quick: bool, peers: bool, profile: bool, floor: bool) -> None:
     """Real flights through Spark: streaming write, batch read, streaming copy."""
     from benchmarks import spark_flights as bench
-    from benchmarks import spark_profile
+    from benchmarks import spark_floor, spark_profile
 
-    if profile and peers:
-        raise click.UsageError("--profile measures this system only: leave --peers out")
+    if profile + floor + peers > 1:
+        raise click.UsageError("--profile, --floor and --peers go one at a time")
     if profile:
-        _run("spark", lambda: spark_profile.steps(quick=quick), json_file, peers=False)
-        return
-    _run("spark", lambda: bench.steps(quick=quick, peers=peers), json_file, peers=peers)
+        steps = spark_profile.steps(quick=quick)
+    elif floor:
+        steps = spark_floor.steps(quick=quick)
+    else:
+        steps = bench.steps(quick=quick, peers=peers)
+    _run("spark", lambda: steps, json_file, peers=peers)
 
 
 _PAGE = click.option(

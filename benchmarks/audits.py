@@ -19,7 +19,8 @@ from typing import Any
 from benchmarks.calls import World
 from benchmarks.long_streams import STREAM, Shape, append_commits, make_stream, peak_mb
 from spark_ledger.client.ledger_client import LedgerClient
-from spark_ledger.keeper.keeper import Keeper, KeeperConfig
+from spark_ledger.keeper.config import KeeperConfig
+from spark_ledger.keeper.keeper import Keeper
 from spark_ledger.keeper.nodes import ask_for_audit, read_audit, read_audit_names
 from spark_ledger.limits.keeper import AUDIT_STEPS_PER_PASS, KEEPER_PASS_S
 from spark_ledger.metadata.base import Create

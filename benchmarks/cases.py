@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from benchmarks.rows import READ
+
 KIB = 1 << 10
 MIB = 1 << 20
 
@@ -30,8 +32,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def ops(self) -> tuple[str, ...]:
-        """The operations that give rows. With one entry in flight there is too little to read."""
-        return ("append", "read") if self.in_flight > 1 else ("append",)
+        """What a peer's driver measures. With one entry in flight there is too little to read."""
+        return ("append", READ) if self.in_flight > 1 else ("append",)
 
     def arguments(self) -> list[str]:
         """As arguments of a driver program, in any language."""

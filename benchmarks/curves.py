@@ -68,7 +68,7 @@ def steps(*, quick: bool, peers: bool, limit: bool) -> Iterator[Step]:
 def _rows(measure: _Measure, case: Case) -> Iterator[Row]:
     """The rows of a case. What was read is of the curve over sizes only."""
     of_sizes = case.in_flight == _in_flight(case.entry_bytes)
-    return (row for row in measure(case) if of_sizes or row.op != "read")
+    return (row for row in measure(case) if of_sizes or row.op == "append")
 
 
 def _ledger_rows(seconds: float) -> Iterator[Row]:

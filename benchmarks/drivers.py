@@ -40,6 +40,8 @@ class Profiled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cpu_seconds: dict[str, float]
     phases_ms: dict[str, float] = {}
     """Of a micro-batch, by Spark's names."""
+    calls_ms: dict[str, float] = {}
+    """Of a micro-batch: the calls of a Python source or sink, and what these wait for."""
 
 
 Line = Round | Writing | CpuTime | Profiled

@@ -12,12 +12,14 @@ import sys
 import time
 from array import array
 from collections import deque
-from typing import Protocol
+from collections.abc import Callable
+from typing import Final, Protocol
 
 import msgspec
 
 from benchmarks.cases import Case
-from benchmarks.rows import Round
+from benchmarks.rows import READ, READ_BATCHES, Round
+from spark_ledger.client.entry_batch import EntryBatch
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.writer import LedgerWriter
 
@@ -65,7 +67,10 @@ async def _round(client: LedgerClient, case: Case, payload: bytes, seconds: floa
     writer = await _create(client, case)
     load = await append_in_flight(writer, case, payload, seconds)
     await writer.close()
-    read_s = await _read(client, writer.ledger_id, load.entries, case)
+    reads = [
+        Round(op, load.entries, await _read(client, writer.ledger_id, load.entries, case, take))
+        for op, take in _TAKERS.items()
+    ]
     await client.delete_ledger(writer.ledger_id)
     appended = Round(
         "append",
@@ -74,7 +79,7 @@ async def _round(client: LedgerClient, case: Case, payload: bytes, seconds: floa
         p50_ms=load.percentile_ms(0.5),
         p99_ms=load.percentile_ms(0.99),
     )
-    return [appended, Round("read", load.entries, read_s)]
+    return [appended, *reads]
 
 
 async def _create(client: LedgerClient, case: Case) -> LedgerWriter:
@@ -126,7 +131,31 @@ async def append_in_flight(writer: Writer, case: Case, payload: bytes, seconds: 
     return load
 
 
-async def _read(client: LedgerClient, ledger_id: int, entries: int, case: Case) -> float:
+def _take_entries(batch: EntryBatch) -> int:
+    """The bytes of a batch, each payload in the hands of this program as an object."""
+    return sum([len(entry.payload) for entry in batch])
+
+
+def _take_array(batch: EntryBatch) -> int:
+    """The bytes of a batch, in the hands of this program as one array."""
+    array = batch.payloads()
+    assert len(array) == len(batch), "an array has all payloads of a batch"
+    return batch.payload_bytes
+
+
+_TAKERS: Final[dict[str, Callable[[EntryBatch], int]]] = {
+    READ: _take_entries,
+    READ_BATCHES: _take_array,
+}
+
+
+async def _read(
+    client: LedgerClient,
+    ledger_id: int,
+    entries: int,
+    case: Case,
+    take: Callable[[EntryBatch], int],
+) -> float:
     """Read the whole ledger back, verifying every entry. Returns seconds."""
     reader = await client.open_ledger(ledger_id)
     assert reader.last_add_confirmed == entries - 1, "every confirmed entry is in the ledger"
@@ -138,13 +167,14 @@ async def _read(client: LedgerClient, ledger_id: int, entries: int, case: Case) 
         if first > last:
             return 0
         async for batch in reader.read_batches(first, last, replica_hint=index):
-            found += len(batch)
+            found += take(batch)
         return found
 
     started = time.perf_counter()
     found = sum(await asyncio.gather(*map(part, range(READERS))))
     seconds = time.perf_counter() - started
-    assert found == entries, f"{entries} entries were written, {found} were read"
+    wanted = entries * case.entry_bytes
+    assert found == wanted, f"{wanted} bytes were written, {found} were read"
     return seconds
 
 

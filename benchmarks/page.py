@@ -64,7 +64,7 @@ def _table(rows: Sequence[Row]) -> Iterator[str]:
         ]
         cells.append(_figures(row))
         for system in peers:
-            same = (each for each in rows if each.system == system and each.work == row.work)
+            same = (each for each in rows if each.system == system and each.work == row.beside)
             peer = next(same, None)
             ratio = ratio_of(row, peer) if peer else None
             cells.append(f"{_figures(peer)} ({ratio:.1f}x)" if peer and ratio else "")

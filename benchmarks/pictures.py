@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.cases import KIB
-from benchmarks.rows import Row
+from benchmarks.rows import READ, READ_BATCHES, Row
 from benchmarks.table import size_text
 from spark_ledger.errors import ConfigurationError
 
@@ -23,6 +23,10 @@ _COLOURS: Final = {
 }
 _Point = Callable[[Row], float | None]
 _Lines = list[list[Row]]
+_SIZE_AND_RATE: Final[tuple[_Point, _Point]] = (
+    lambda row: row.entry_bytes,
+    lambda row: row.mb_per_second,
+)
 _Picture = Callable[[Sequence[Row], "Axes"], _Lines]
 """Draws into the axes. Returns the rows of each line; none if there is nothing to draw."""
 
@@ -81,9 +85,10 @@ def _sizes(op: str) -> _Picture:
         # Of the loads of one size the largest: the others are of the curve over loads.
         found.sort(key=lambda row: row.in_flight or 0)
         best = {(row.system, row.entry_bytes): row for row in found}
-        lines = _lines(
-            list(best.values()), axes, lambda row: row.entry_bytes, lambda row: row.mb_per_second
-        )
+        lines = _lines(list(best.values()), axes, *_SIZE_AND_RATE)
+        if op == READ:
+            batches = [row for row in rows if row.op == READ_BATCHES]
+            lines += _lines(batches, axes, *_SIZE_AND_RATE, of=", batches", style="--")
         sizes = sorted({row.entry_bytes or 0 for line in lines for row in line})
         axes.set(xlabel="entry", ylabel="MB a second")
         axes.set(title=f"{op.capitalize()}s, by size of the entry")
@@ -101,7 +106,9 @@ def _ledgers(rows: Sequence[Row], axes: Axes) -> _Lines:
     return lines
 
 
-def _lines(rows: Sequence[Row], axes: Axes, x: _Point, y: _Point) -> _Lines:
+def _lines(
+    rows: Sequence[Row], axes: Axes, x: _Point, y: _Point, *, of: str = "", style: str = "-"
+) -> _Lines:
     """A line for each system, of the rows that have both figures."""
     lines = []
     for system, colour in _COLOURS.items():
@@ -114,7 +121,8 @@ def _lines(rows: Sequence[Row], axes: Axes, x: _Point, y: _Point) -> _Lines:
                 marker="o",
                 markersize=4,
                 color=colour,
-                label=system,
+                linestyle=style,
+                label=system + of,
             )
             lines.append(line)
     if lines:
@@ -125,6 +133,6 @@ def _lines(rows: Sequence[Row], axes: Axes, x: _Point, y: _Point) -> _Lines:
 _PICTURES: Final[dict[str, _Picture]] = {
     "latency": _latency,
     "append": _sizes("append"),
-    "read": _sizes("read"),
+    "read": _sizes(READ),
     "ledgers": _ledgers,
 }

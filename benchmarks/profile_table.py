@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -43,6 +43,9 @@ def print_profile(rows: Sequence[Row], console: Console) -> None:
             table.add_row(row.of if row.of != work else "", row.system, *_figures(row, phases))
             work = row.of
         console.print(table)
+    for row in rows:
+        if row.calls_ms:
+            console.print(_calls(row.calls_ms, f"{row.system}, {row.of}: milliseconds of"))
 
 
 def _figures(row: Row, phases: Sequence[str]) -> list[str]:
@@ -56,3 +59,17 @@ def _figures(row: Row, phases: Sequence[str]) -> list[str]:
         f"{speed or 0:,.0f}",
         *(f"{took.get(name, 0):.0f}" for name in phases),
     ]
+
+
+def _calls(calls_ms: Mapping[str, float], title: str) -> Table:
+    """What calls take, and beside each what it waits for."""
+    calls = [name for name in calls_ms if ": " not in name]
+    waits = sorted({name.partition(": ")[2] for name in calls_ms} - {""})
+    table = Table(title=title)
+    for name in ("call", *waits, "all of it"):
+        table.add_column(name, justify="left" if name == "call" else "right")
+    for call in calls:
+        parts = (calls_ms.get(f"{call}: {wait}") for wait in waits)
+        cells = ("" if part is None else f"{part:.1f}" for part in parts)
+        table.add_row(call, *cells, f"{calls_ms[call]:.1f}")
+    return table

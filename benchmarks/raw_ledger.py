@@ -7,16 +7,16 @@ from collections.abc import Iterator
 
 from benchmarks.cases import Case
 from benchmarks.drivers import rounds_of, run_driver
-from benchmarks.rows import OURS, Round, Row, row_of_rounds
+from benchmarks.rows import OURS, READ, READ_BATCHES, Round, Row, row_of_rounds
 from spark_ledger.local import LocalCluster
 
 
 def throughput_rows(case: Case) -> Iterator[Row]:
-    """The append row and the read row of a case, on a cluster of its own."""
+    """The append row of a case and its two rows of reads, on a cluster of its own."""
     with LocalCluster(bookies=max(3, case.ensemble[0])) as cluster:
         argv = [sys.executable, "-m", "benchmarks.ledger_driver", cluster.uri, *case.arguments()]
         rounds = run_driver(cluster.processes, "driver", argv, timeout_s=case.timeout_s())
-    for op in case.ops:
+    for op in (*case.ops, READ_BATCHES) if READ in case.ops else case.ops:
         yield row_of_rounds(
             rounds_of(rounds, op),
             bench="raw",

@@ -16,6 +16,11 @@ NOOP: Final = "noop"
 """Spark's own sink that drops all rows, in its JVM."""
 BARE: Final = "bare Python"
 """A sink and a source in Python that do nothing: the limit of any data source in Python."""
+READ: Final = "read"
+"""Each entry as an object that has its payload, as peers hand entries out."""
+READ_BATCHES: Final = "read batches"
+"""The payloads of each batch as one Arrow array, without an object for each entry. Peers have no
+such call: their rows of ``READ`` stand beside it."""
 
 
 class Row(
@@ -23,8 +28,9 @@ class Row(
 ):
     """One operation of one system. Fields that do not apply are None, and absent in JSON.
 
-    ``op`` is append, read, write or stream-copy, with the first ten fields only; or one of those
-    that explain the others: failover, import, plan, trigger, cpu-share, processor, micro-batch.
+    ``op`` is append, read, read batches, write or stream-copy, with the first ten fields only; or
+    one of those that explain the others: failover, import, plan, trigger, cpu-share, processor,
+    micro-batch.
     """
 
     bench: Bench
@@ -59,6 +65,8 @@ class Row(
     """micro-batch: the processor time of each component for one."""
     phases_ms: dict[str, float] | None = None
     """micro-batch: its time by Spark's names of the phases."""
+    calls_ms: dict[str, float] | None = None
+    """micro-batch: what its calls of our source or sink take, and in them what is waited for."""
 
     @property
     def work(self) -> tuple[str, str, int, int, int, str]:
@@ -71,6 +79,11 @@ class Row(
             self.ledgers or 0,
             self.of or "",
         )
+
+    @property
+    def beside(self) -> tuple[str, str, int, int, int, str]:
+        """The work of a peer's row that stands beside this one."""
+        return msgspec.structs.replace(self, op=READ).work if self.op == READ_BATCHES else self.work
 
 
 class Round(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,11 +1,11 @@
-"""The profile of Spark jobs: processor seconds per million rows by component, and the floor of a
-micro-batch, beside a sink and a source that do nothing."""
+"""The profile of Spark jobs: processor seconds per million rows by component, beside a sink and a
+source that do nothing."""
 
 from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -68,11 +68,12 @@ def profile_rows(lines: Sequence[Line]) -> Iterator[Row]:
             elapsed_ms=rounded(1e3 * seconds) if is_small else None,
             cpu_ms=cpu if is_small else None,
             cpu_seconds=None if is_small else cpu,
-            phases_ms=_phases(rounds),
+            phases_ms=_medians([each.phases_ms for each in rounds]),
+            calls_ms=_medians([each.calls_ms for each in rounds]),
         )
 
 
-def _phases(rounds: Sequence[Profiled]) -> dict[str, float] | None:
-    return {
-        name: median(each.phases_ms[name] for each in rounds) for name in rounds[0].phases_ms
-    } or None
+def _medians(rounds: Sequence[Mapping[str, float]]) -> dict[str, float] | None:
+    """Of each name that all rounds have; None without one."""
+    names = [name for name in rounds[0] if all(name in each for each in rounds)]
+    return rounded_each({name: median(each[name] for each in rounds) for name in names}) or None

@@ -6,12 +6,12 @@ The cases of a round take turns, so that all of them meet the same machine. One 
 
 from __future__ import annotations
 
-import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -23,24 +23,18 @@ from benchmarks.spark_job import MICRO_BATCHES, Job, session
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
-    from pyspark.sql.streaming.readwriter import DataStreamReader
     from pyspark.sql.types import StructType
 
-SMALL_BATCHES = 20
-"""Micro-batches of one row, of which the first are not counted."""
+T = TypeVar("T")
 
-WARM_BATCHES = 5
-STARTS_MAX = 5
-_NOT_STARTED = "failed to connect back"
-_POLL_S = 0.1
+STARTS_MAX: Final = 5
+_NOT_STARTED: Final = "failed to connect back"
 
 
 class _Case(NamedTuple):
     work: str
     system: System
-    run: Callable[[], None] | None
-    query: Callable[[], StreamingQuery] | None = None
-    """Instead of ``run``: a query of small micro-batches."""
+    run: Callable[[], None]
 
 
 class _Program:
@@ -60,11 +54,6 @@ class _Program:
             _Case("read", OURS, self._read_ours),
             _Case("copy", BARE, lambda: self._done(self._written(self._bare(), BARE, "copy"))),
             _Case("copy", OURS, lambda: self._done(self._written(self._ours(), OURS, "copy"))),
-            _Case("sink", NOOP, None, lambda: self._written(self._small(), NOOP, "small")),
-            _Case("sink", BARE, None, lambda: self._written(self._small(), BARE, "small")),
-            _Case("sink", OURS, None, lambda: self._written(self._small(), OURS, "small")),
-            _Case("source", BARE, None, lambda: self._written(self._small(), NOOP, "again")),
-            _Case("source", OURS, None, lambda: self._written(self._small_ours(), NOOP, "ours")),
         ]
 
     # -- sources -----------------------------------------------------------------------------------
@@ -75,28 +64,15 @@ class _Program:
         return reader.option("maxFilesPerTrigger", per_trigger).parquet(self._job.flights)
 
     def _bare(self) -> DataFrame:
-        per_trigger = max(1, self._files // MICRO_BATCHES)
-        return self._of_bare(self._spark.readStream, files=self._files, per_trigger=per_trigger)
-
-    def _small(self) -> DataFrame:
-        stream = self._spark.readStream.option("rows", 1)
-        return self._of_bare(stream, files=SMALL_BATCHES, per_trigger=1)
-
-    def _of_bare(self, stream: DataStreamReader, *, files: int, per_trigger: int) -> DataFrame:
-        stream = stream.format("bare").schema(self._schema).option("flights", self._job.flights)
-        return stream.options(files=files, perTrigger=per_trigger).load()
+        stream = self._spark.readStream.format("bare").schema(self._schema)
+        options = {"files": self._files, "perTrigger": max(1, self._files // MICRO_BATCHES)}
+        return stream.options(flights=self._job.flights, **options).load()
 
     def _ours(self) -> DataFrame:
         share = -(-self._job.rows // MICRO_BATCHES)
-        return self._of_ours("flights", share)
-
-    def _small_ours(self) -> DataFrame:
-        return self._of_ours("small", 1)
-
-    def _of_ours(self, name: str, per_trigger: int) -> DataFrame:
-        stream = self._spark.readStream.option("maxRowsPerTrigger", per_trigger)
-        options = {"metadata": self._job.address, "stream": f"{name}-{self._number}"}
-        return stream.format("ledger").options(**options).load()
+        stream = self._spark.readStream.format("ledger").option("maxRowsPerTrigger", share)
+        options = {"metadata": self._job.address, "stream": f"flights-{self._number}"}
+        return stream.options(**options).load()
 
     def _read_bare(self) -> None:
         reader = self._spark.read.format("bare").schema(self._schema)
@@ -134,63 +110,34 @@ def main(arguments: list[str]) -> None:
         schema = spark.read.parquet(job.flights).schema
         for number in range(job.rounds + 1):
             for case in _Program(spark, job, schema, number).cases():
-                if number or case.run is not None:  # the others warm up by themselves
-                    found = _patiently(case, job)
+                found = patiently(partial(_measured, case, job))
                 if number:
                     print(msgspec.json.encode(found).decode(), flush=True)
     finally:
         spark.stop()
 
 
-def _patiently(case: _Case, job: Job) -> Profiled:
-    """Measure; once more where Spark has given up to wait for a Python process that starts, which
-    it does after ten seconds. Then the query has not begun."""
+def patiently(measure: Callable[[], T]) -> T:
+    """What is measured; once more where Spark has given up to wait for a Python process that
+    starts, which it does after ten seconds. Then the query has not begun."""
     from pyspark.errors import StreamingQueryException
 
     for _ in range(STARTS_MAX - 1):
         try:
-            return _measured(case, job)
+            return measure()
         except StreamingQueryException as error:
             if _NOT_STARTED not in str(error):
                 raise
-    return _measured(case, job)
+    return measure()
 
 
 def _measured(case: _Case, job: Job) -> Profiled:
-    if case.query is not None:
-        return _small_batches(case, job, case.query)
-    assert case.run is not None, "a case has one of both"
     meter = CpuMeter(job.bookie_pids)
     meter.start()
     started = time.perf_counter()
     case.run()
     seconds = time.perf_counter() - started
     return Profiled(case.work, case.system, job.rows, seconds, meter.finish())
-
-
-def _small_batches(case: _Case, job: Job, start: Callable[[], StreamingQuery]) -> Profiled:
-    """Micro-batches of one row, after the first ones. The meter runs from one of them to the end,
-    so it has the end of the query in it, of which all cases have the same."""
-    query = start()
-    meter = CpuMeter(job.bookie_pids)
-    while (last := _last_batch(query)) < WARM_BATCHES and query.isActive:
-        time.sleep(_POLL_S)
-    meter.start()
-    query.awaitTermination()
-    used = meter.finish()
-    done = [p for p in query.recentProgress if p["numInputRows"] and p["batchId"] > last]
-    assert len(done) >= SMALL_BATCHES // 2, f"{len(done)} micro-batches were counted"
-    phases = {
-        name: statistics.median(each["durationMs"].get(name, 0) for each in done)
-        for name in sorted({key for each in done for key in each["durationMs"]})
-    }
-    seconds = phases.pop("triggerExecution") / 1e3 * len(done)
-    return Profiled(case.work, case.system, len(done), seconds, used, phases)
-
-
-def _last_batch(query: StreamingQuery) -> int:
-    progress = query.lastProgress
-    return -1 if progress is None else int(progress["batchId"])
 
 
 if __name__ == "__main__":

@@ -8,11 +8,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.profile_table import PROFILE_OPS, print_profile
-from benchmarks.rows import OURS, Row
+from benchmarks.rows import OURS, READ, READ_BATCHES, Row
 
 _UNITS = {"raw": "entries/s", "spark": "rows/s"}
 _PEERS = (("bookkeeper", "/ BookKeeper"), ("kafka", "/ Kafka"), ("bare gRPC", "/ bare gRPC"))
-_SPEED_OPS = frozenset({"append", "read", "write", "stream-copy", "failover"})
+_OPS = ("append", READ, READ_BATCHES, "write", "stream-copy", "failover")
+"""In the order of the table."""
 
 
 def print_rows(rows: Sequence[Row], console: Console) -> None:
@@ -26,7 +27,7 @@ def print_rows(rows: Sequence[Row], console: Console) -> None:
     for _, title in peers:
         table.add_column(title, justify="right")
     before: tuple[object, ...] = ()
-    for row in sorted((row for row in rows if row.op in _SPEED_OPS), key=_order):
+    for row in sorted((row for row in rows if row.op in _OPS), key=_order):
         same_work = row.work == before
         if before and not same_work and (peers or row.op != before[1]):
             table.add_section()
@@ -36,16 +37,15 @@ def print_rows(rows: Sequence[Row], console: Console) -> None:
         console.print(table)
     print_profile(rows, console)
     for row in rows:
-        if row.op not in _SPEED_OPS and row.op not in PROFILE_OPS:
+        if row.op not in _OPS and row.op not in PROFILE_OPS:
             console.print(_sentence(row), highlight=False)
 
 
 def _order(row: Row) -> tuple[object, ...]:
     systems = [OURS, *(system for system, _ in _PEERS)]
-    ops = ["append", "read", "write", "stream-copy", "failover"]
     return (
         row.bench,
-        ops.index(row.op),
+        _OPS.index(row.op),
         row.entry_bytes or 0,
         -(row.in_flight or 0),
         row.ledgers or 0,
@@ -74,7 +74,7 @@ def _ratios(row: Row, rows: Sequence[Row], peers: Sequence[tuple[str, str]]) -> 
     """How many times faster this system is than each peer at the same work (shorter, for a gap)."""
     cells = []
     for system, _ in peers:
-        peer = next((r for r in rows if r.system == system and r.work == row.work), None)
+        peer = next((r for r in rows if r.system == system and r.work == row.beside), None)
         ratio = None if row.system != OURS or peer is None else ratio_of(row, peer)
         cells.append("" if ratio is None else f"{ratio:.2f}")
     return cells

@@ -30,6 +30,7 @@ from spark_ledger.limits.keeper import (
     AUDIT_S,
     DROPPED_GRACE_S,
     KEEPER_PASS_S,
+    OPTIMIZE_BYTES_PER_S,
     OPTIMIZE_S,
     OWNER_GRACE_S,
     UNNAMED_GRACE_S,
@@ -86,6 +87,7 @@ class KeeperSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     audit_s: Annotated[float, msgspec.Meta(ge=0)] = AUDIT_S
     optimize_s: Annotated[float, msgspec.Meta(ge=0)] = OPTIMIZE_S
+    optimize_bytes_per_s: Annotated[int, msgspec.Meta(ge=1024)] = OPTIMIZE_BYTES_PER_S
 
 
 class AutorecoverySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

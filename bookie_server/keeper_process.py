@@ -30,6 +30,7 @@ from spark_ledger.keeper.nodes import (
     SweptNode,
     read_audit,
     read_elected,
+    read_packed,
     read_state,
     read_swept,
 )
@@ -54,6 +55,7 @@ def command(config: BookieConfig) -> list[str]:
         *("--interval", str(keeper.interval_s)),
         *("--audit-interval", str(keeper.audit_s)),
         *("--optimize-interval", str(keeper.optimize_s)),
+        *("--optimize-rate", str(keeper.optimize_bytes_per_s)),
         *(["--sink-records", f"{keeper.sink_records_s}s"] if keeper.sink_records_s else []),
         *_autorecovery(config.autorecovery),
     ]
@@ -174,6 +176,7 @@ class Watched:
     async def _look(self) -> KeeperFigures:
         elected, state = await read_elected(self._store), await read_state(self._store)
         swept, audited = await read_swept(self._store), await read_audit(self._store)
+        packed = await read_packed(self._store)
         done, found = (state.value.done, state.value.found) if state else (Done(), Found())
         waits = swept.value if swept else SweptNode()
         audit = audited.value if audited else AuditState()
@@ -196,6 +199,9 @@ class Watched:
             reclaimed=done.reclaimed,
             streams_finished=done.streams_finished,
             audit_deleted=audit.deleted,
+            packs=packed.value.packs if packed else 0,
+            packed_commits=packed.value.commits if packed else 0,
+            packed_bytes=packed.value.copied_bytes if packed else 0,
         )
 
 

@@ -26,7 +26,8 @@ def read_entries(
 ) -> ReadOutcome:
     """Entries first, first + stride, ... up to last, both included.
 
-    ``max_bytes`` bounds the frames; one entry is returned whatever its size.
+    ``max_bytes`` bounds the frames; one entry is returned whatever its size. A stored run that is
+    not likely to fit is left for the next read: cut, it would be looked up and copied twice.
     """
     assert stride >= 1 and max_bytes >= 1, "the service puts in its defaults"
     runs: list[EntryRun] = []
@@ -44,6 +45,8 @@ def read_entries(
         runs.append(run)
         room -= len(run.frames)
         entry_id = EntryId(run.last_entry + stride)
+        if room < len(run.frames):  # the runs of a writer are much alike
+            break
     return ReadOutcome(runs, BookieStatus.OK, entry_id, "")
 
 

@@ -8,8 +8,18 @@ from __future__ import annotations
 
 from typing import Final
 
-_BY_STREAM: Final = 'values by stream, such as {"a": ..., "b": ...}'
-_OFFSETS: Final = 'values by stream, such as {"a": {"offset": 23}, "b": "latest"}'
+_BY_STREAM: Final = (
+    'one time for each stream and none by partition, such as {"a": 1700000000000}; it is the time '
+    "of commits, and for that of rows there are startingEventTime and endingEventTime"
+)
+_OFFSETS: Final = (
+    'values by stream, such as {"a": {"offset": 23}, "b": "latest"} (for -1; earliest for -2): '
+    "offsets count the rows of a stream, not those of a topic's partition"
+)
+_PATTERN: Final = (
+    "use streamPattern, which the whole name has to fit, written for Python's re: [A-Za-z] where "
+    r"Java has \p{Alpha}"
+)
 _NO_CONSUMER: Final = (
     "there are no consumer groups here: the checkpoint has the position; remove it"
 )
@@ -21,11 +31,11 @@ INSTEAD: Final = {
     "admin.url": "use metadata, such as zk://host:2181/ledgers; maxBytesPerTrigger needs no more",
     # which rows
     "subscribe": "use stream for one, streams for several",
-    "subscribePattern": "use streamPattern",
+    "subscribePattern": _PATTERN,
     "assign": "a stream has one partition: use stream or streams",
     "topic": "use stream",
     "topics": "use streams",
-    "topicsPattern": "use streamPattern",
+    "topicsPattern": _PATTERN,
     # from where to where
     "startingOffsets": "use startingPosition, whose default is earliest also for streaming; with "
     f"{_OFFSETS}",

@@ -247,6 +247,7 @@ def parse_positions(text: str) -> Position | PositionsByStream:
         by_stream = inner  # pasted from a query's progress
     if not by_stream or _has_numbers(by_stream):
         return parse_position(text)  # of one stream, or nonsense
+    _refuse_partitions(by_stream, 'write {"offset": 23} for 23, "latest" for -1, "earliest" for -2')
     return PositionsByStream({name: parse_position(each) for name, each in by_stream.items()})
 
 
@@ -255,7 +256,15 @@ def parse_times_ms(text: str) -> int | TimesByStream:
     by_stream = _by_stream(text)
     if by_stream is None:
         return parse_timestamp_ms(text)
+    _refuse_partitions(by_stream, "write the time itself")
     return TimesByStream({name: parse_timestamp_ms(each) for name, each in by_stream.items()})
+
+
+def _refuse_partitions(by_stream: Mapping[str, str], instead: str) -> None:
+    """Refuse values by partition of each stream, as Kafka's options have them."""
+    for name, value in by_stream.items():
+        if any(key.isdecimal() for key in _by_stream(value) or ()):
+            raise ValueError(f"a stream has one partition: in place of {value} of {name} {instead}")
 
 
 def parse_zone(text: str) -> tzinfo:

@@ -64,7 +64,7 @@ def arrow_schema_of(schema: spark.StructType) -> pa.Schema:
 
     Raises SchemaMismatchError naming the column if its type cannot be stored.
     """
-    fields = [_arrow_field(field) for field in _nullable_struct(schema).fields]
+    fields = [_arrow_field(field) for field in _nullable_struct(_text_columns(schema)).fields]
     return canonical_schema(pa.schema(fields))
 
 
@@ -72,6 +72,31 @@ def _nullable_struct(schema: spark.StructType) -> spark.StructType:
     return spark.StructType(
         [
             spark.StructField(field.name, _nullable(field.dataType), True, field.metadata)
+            for field in schema.fields
+        ]
+    )
+
+
+def _as_text(data_type: spark.DataType) -> spark.DataType:
+    """The type with ``string`` for ``char(n)`` and ``varchar(n)`` everywhere: what Spark writes is
+    padded and checked by then."""
+    if isinstance(data_type, spark.CharType | spark.VarcharType):
+        return spark.StringType()
+    if isinstance(data_type, spark.ArrayType):
+        return spark.ArrayType(_as_text(data_type.elementType), data_type.containsNull)
+    if isinstance(data_type, spark.MapType):
+        key, value = _as_text(data_type.keyType), _as_text(data_type.valueType)
+        return spark.MapType(key, value, data_type.valueContainsNull)
+    if isinstance(data_type, spark.StructType):
+        return _text_columns(data_type)
+    return data_type
+
+
+def _text_columns(schema: spark.StructType) -> spark.StructType:
+    """The same of each column."""
+    return spark.StructType(
+        [
+            spark.StructField(field.name, _as_text(field.dataType), field.nullable, field.metadata)
             for field in schema.fields
         ]
     )
@@ -101,6 +126,8 @@ def _arrow_type(field: spark.StructField) -> pa.DataType:
         return to_arrow_type(field.dataType, timezone="UTC")
     except PySparkException as error:
         hint = "cast it to int (months)" if "YearMonth" in repr(field.dataType) else "cast it first"
+        if "char(" in field.dataType.simpleString():
+            hint = "declare it as string, and use rpad() where the padding of char(n) is wanted"
         raise SchemaMismatchError(
             f"column {field.name!r} has the type {field.dataType.simpleString()}, which Spark does "
             f"not hand to Python data sources: {hint}"
@@ -262,7 +289,7 @@ def why_refused(stored: spark.StructType, offered: spark.StructType, *, merge: b
     """Why a stream of one schema does not take a DataFrame of the other, in Spark's types; None if
     these do not say. With ``merge`` columns may be missing on either side."""
     ours = {field.name.lower(): field for field in stored.fields}
-    theirs = {field.name.lower(): field for field in offered.fields}
+    theirs = {field.name.lower(): field for field in _text_columns(offered).fields}
     for name, field in ours.items():
         other = theirs.get(name)
         if other is None:

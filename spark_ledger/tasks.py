@@ -1,9 +1,11 @@
-"""Background work on an asyncio loop: how a task is ended, and how long an event is waited for."""
+"""Background work on an asyncio loop: how a task is ended, how long an event is waited for, and how
+fast it may go."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 
@@ -20,3 +22,29 @@ async def wait_at_most(event: asyncio.Event, timeout_s: float) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             await event.wait()
+
+
+class Throttle:
+    """At most ``bytes_per_s`` on average, no more than a second's worth at once."""
+
+    def __init__(self, bytes_per_s: float, clock: Callable[[], float] | None = None) -> None:
+        self._rate = bytes_per_s
+        self._clock = clock or asyncio.get_running_loop().time
+        self._free_at = self._clock()
+
+    @property
+    def wait_s(self) -> float:
+        """How long the next one waits."""
+        return max(0.0, self._free_at - self._clock())
+
+    def reserve(self, count: int) -> float:
+        """Take ``count`` bytes; how long to wait until they may pass. In the order of the calls."""
+        now = self._clock()
+        self._free_at = max(self._free_at, now - 1.0) + count / self._rate
+        return max(0.0, self._free_at - now)
+
+    async def take(self, count: int) -> None:
+        """Wait until ``count`` bytes may pass."""
+        wait_s = self.reserve(count)
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)

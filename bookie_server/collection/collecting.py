@@ -91,6 +91,7 @@ class Found:
 
     held: int = 0
     candidates: int = 0
+    kept: int = 0
     deleted: int = 0
     freed_bytes: int = 0
 
@@ -114,12 +115,14 @@ class Pass:
         *,
         why_not: Callable[[], str] = str,
         reads_all: bool = False,
+        kept_below: int = 0,
         dry_run: bool = False,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """``mark``: None only for a dry run that looks at whatever history there is.
         ``why_not``: why the bookie should be left alone now; empty if it need not.
-        ``reads_all``: read the node of each ledger, and not only the lists of them."""
+        ``reads_all``: read the node of each ledger, and not only the lists of them.
+        ``kept_below``: keep copies of these ledgers that are named elsewhere (rule G9)."""
         assert mark is not None or dry_run, "nothing is deleted without a proof of the history"
         self._holder = holder
         self._store = store
@@ -129,6 +132,7 @@ class Pass:
         self._run_on_disk = run_on_disk
         self._why_not = why_not
         self._reads_all = reads_all
+        self._kept_below = kept_below
         self._dry_run = dry_run
         self._sleep = sleep
         self._connection = store.connections
@@ -180,7 +184,9 @@ class Pass:
                 if look is Seen.ELSEWHERE:
                     # Elsewhere may be "not here yet": a copy that is being made, longer than the
                     # pause between two passes, would never be named (rule G9).
-                    if self._reads_all:
+                    if each.ledger_id < self._kept_below:
+                        self.found.kept += 1
+                    elif self._reads_all:
                         self._elsewhere.append(each)
                 elif look is not Seen.NAMED:
                     self._candidates.append(_Candidate(each, look))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bookie_server.collection.collecting import CollectionConfig, Found, Holder, Pass
-from bookie_server.collection.mark import HistoryMark, OnDisk, PassAbortedError
+from bookie_server.collection.mark import HistoryMark, OnDisk, PassAbortedError, on_disk
 from bookie_server.core.collection import Cause, CollectionStats
 from bookie_server.storage.fs.vfs import FileSystem
 from spark_ledger.errors import CorruptionError, LedgerError
@@ -190,8 +190,9 @@ class LedgerCollector:
         looks_only = order.dry_run and order.accept_restored
         if not looks_only:
             new_ledgers = self._new_ledgers()
-            await self._mark.renew(accept=order.accept_restored)
+            await self._mark.renew(accept=order.accept_restored, kept_below=await self._keep(order))
             self._marked = new_ledgers
+        kept_below = 0 if order.give_back else await self._mark.kept_below()
         each = self._config.each
         return Pass(
             self._holder,
@@ -202,8 +203,15 @@ class LedgerCollector:
             self._on_disk,
             why_not=self._why_not,
             reads_all=order.accept_restored or bool(order.token) or whole,
+            kept_below=kept_below,
             dry_run=order.dry_run,
         )
+
+    async def _keep(self, order: CollectionOrder) -> int | None:
+        """Which copies that are named elsewhere shall stay; None: as before (rule G9)."""
+        if order.accept_restored:
+            return await on_disk(self._on_disk, self._holder.next_ledger_id)
+        return 0 if order.give_back and not order.dry_run else None
 
     def _pause_s(self) -> float:
         """At random: the bookies of a cluster start at the same time. Shorter behind a pass that
@@ -250,6 +258,7 @@ class LedgerCollector:
             duration_s=round(duration_s, 3),
             held=found.held,
             candidates=found.candidates,
+            kept=found.kept,
             deleted=found.deleted,
             freed_bytes=found.freed_bytes,
             deleted_total=before.deleted_total + found.deleted,

@@ -50,9 +50,11 @@ class PassAbortedError(Exception):
         self.cause = cause
 
 
-class _Noted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Noted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     format_version: Annotated[int, msgspec.Meta(ge=1, le=_FORMAT_VERSION)]
-    marks: Annotated[tuple[str, ...], msgspec.Meta(max_length=2)]
+    marks: Annotated[tuple[str, ...], msgspec.Meta(max_length=2)] = ()
+    kept_below: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Copies of ledgers below this id are kept though others are named for them (rule G9)."""
 
 
 class HistoryMark:
@@ -71,7 +73,7 @@ class HistoryMark:
         self._files = files
         self._path = directory / MARK_NAME
         self._on_disk = on_disk
-        self._noted: tuple[str, ...] | None = None
+        self._noted: _Noted | None = None
         """What the disk knows; None before it was read."""
 
     async def check(self) -> Versioned[CollectionNode] | None:
@@ -81,7 +83,7 @@ class HistoryMark:
         """
         noted = await self._read()
         found = await read_collection(self._store, self._bookie_id)
-        if history(noted, _mark_in(found)) is History.BROKEN:
+        if history(noted.marks, _mark_in(found)) is History.BROKEN:
             raise PassAbortedError(
                 Cause.RESTORED,
                 "ZooKeeper does not hold the last note of this bookie: it was restored from a "
@@ -91,22 +93,29 @@ class HistoryMark:
             )
         return found
 
-    async def renew(self, *, accept: bool = False) -> None:
+    async def renew(self, *, accept: bool = False, kept_below: int | None = None) -> None:
         """Check, and write another mark. ``accept``: whatever history the metadata have.
+        ``kept_below``: from now on; None: as before.
 
         Raises as ``check``.
         """
         found = (
             await read_collection(self._store, self._bookie_id) if accept else await self.check()
         )
-        stored, noted = _mark_in(found), () if accept else await self._read()
+        noted = await self._read()
+        stored, marks = _mark_in(found), () if accept else noted.marks
+        below = noted.kept_below if kept_below is None else kept_below
         # A write whose reply was lost may still arrive: then it has to be one that the disk knows,
         # so it is the same word that is written again.
-        is_pending = len(noted) == 2 and stored == noted[0]
-        mark = noted[1] if is_pending else secrets.token_hex(8)
-        await self._note((stored, mark))
+        is_pending = len(marks) == 2 and stored == marks[0]
+        mark = marks[1] if is_pending else secrets.token_hex(8)
+        await self._note((stored, mark), below)
         await self._put(found, mark, found.value.report if found is not None else None)
-        await self._note((mark,))
+        await self._note((mark,), below)
+
+    async def kept_below(self) -> int:
+        """Copies of ledgers below this id are not given back. Raises PassAbortedError, OSError."""
+        return (await self._read()).kept_below
 
     async def publish(self, report: PassReport) -> None:
         """Leave the mark as it is, and say how a pass went. Raises what the store raises."""
@@ -133,26 +142,27 @@ class HistoryMark:
 
     # -- the disk ----------------------------------------------------------------------------------
 
-    async def _read(self) -> tuple[str, ...]:
+    async def _read(self) -> _Noted:
         if self._noted is None:
             self._noted = await on_disk(self._on_disk, self._read_file)
         return self._noted
 
-    def _read_file(self) -> tuple[str, ...]:
+    def _read_file(self) -> _Noted:
         try:
             data = read_file(self._files, self._path, size_max=_FILE_BYTES_MAX)
         except FileNotFoundError:
-            return ()
+            return _Noted(_FORMAT_VERSION)
         try:
-            return msgspec.json.decode(data, type=_Noted).marks
+            return msgspec.json.decode(data, type=_Noted)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise CorruptionError(f"{self._path} is damaged: {error}") from error
 
-    async def _note(self, marks: tuple[str, ...]) -> None:
-        data = msgspec.json.encode(_Noted(_FORMAT_VERSION, marks)) + b"\n"
+    async def _note(self, marks: tuple[str, ...], kept_below: int) -> None:
+        noted = _Noted(_FORMAT_VERSION, marks, kept_below)
+        data = msgspec.json.encode(noted) + b"\n"
         self._noted = None  # until it is known what the disk has
         await on_disk(self._on_disk, lambda: write_file_durably(self._files, self._path, data))
-        self._noted = marks
+        self._noted = noted
 
 
 def _mark_in(found: Versioned[CollectionNode] | None) -> str:
@@ -161,7 +171,10 @@ def _mark_in(found: Versioned[CollectionNode] | None) -> str:
 
 
 async def on_disk(run: OnDisk, work: Callable[[], T]) -> T:
-    """What a piece of disk work returns."""
+    """What a piece of disk work returns. Damage that it finds is the disk's, and ends the pass."""
     results: list[T] = []
-    await run(lambda: results.append(work()))
+    try:
+        await run(lambda: results.append(work()))
+    except CorruptionError as error:
+        raise PassAbortedError(Cause.DISK, str(error)) from error
     return results[0]

@@ -37,6 +37,9 @@ _COUNTERS: Final = {
     "bookie_keeper_reclaimed_ledgers": ("reclaimed", "Ledgers of dropped rows that were deleted."),
     "bookie_keeper_audit_deleted_ledgers": ("audit_deleted", "Ledgers that audits deleted."),
     "bookie_keeper_finished_streams": ("streams_finished", "Deletions of streams ended."),
+    "bookie_keeper_packs": ("packs", "Packs that were made of small commits."),
+    "bookie_keeper_packed_commits": ("packed_commits", "Commits in these."),
+    "bookie_keeper_packed_bytes": ("packed_bytes", "Bytes that were copied for these, once."),
 }
 _REPAIR_GAUGES: Final = {
     "bookie_repair_looked_at_seconds": ("looked_at", "When bookies were looked at, since 1970."),

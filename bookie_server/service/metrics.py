@@ -69,6 +69,9 @@ class KeeperFigures(NamedTuple):
     reclaimed: int = 0
     streams_finished: int = 0
     audit_deleted: int = 0
+    packs: int = 0
+    packed_commits: int = 0
+    packed_bytes: int = 0
 
 
 class RepairFigures(NamedTuple):

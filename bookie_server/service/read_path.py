@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
-
 from spark_ledger.bookie_api import BookieApi
 from spark_ledger.limits.entries import READ_CHUNK_BYTES_TARGET, READ_REQUEST_BYTES_MAX
-from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
 from spark_ledger.wire.codec import encode_read_end, encode_read_response
@@ -50,31 +46,16 @@ class RangeRead:
         )
         messages: list[bytes] = []
         if outcome.runs:
-            run = merge_runs(outcome.runs)
-            size = len(run.frames)
+            size = sum([len(run.frames) for run in outcome.runs])
             self.bytes_read += size
             self._bytes_left -= size
-            self._next_entry = EntryId(run.last_entry + self._stride)
-            messages.append(encode_read_response(run))
+            self._next_entry = EntryId(outcome.runs[-1].last_entry + self._stride)
+            messages.append(encode_read_response(outcome.runs))
         self.status = outcome.status
         if outcome.status is not BookieStatus.OK:
             messages.append(encode_read_end(outcome.status, outcome.entry_id, outcome.message))
         assert messages, "an OK read has at least one entry"
         return messages
-
-
-def merge_runs(runs: Sequence[EntryRun]) -> EntryRun:
-    """Ascending runs of one ledger as one, so that a chunk of small appends is one message."""
-    first = runs[0]
-    if len(runs) == 1:
-        return first
-    sizes = list(chain.from_iterable(run.sizes for run in runs))
-    ids: list[int] | None = list(chain.from_iterable(run.ids() for run in runs))
-    assert ids is not None
-    if ids[-1] - ids[0] + 1 == len(ids):  # ascending, so nothing is missing between
-        ids = None
-    frames = b"".join([run.frames for run in runs])
-    return EntryRun(first.ledger_id, first.first_entry, ids, sizes, frames)
 
 
 def read_request_error(request: pb.ReadRequest) -> str:

@@ -7,9 +7,10 @@ the planner process into the tasks, so they hold options, ids and flags, and no 
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from msgspec import structs
@@ -51,6 +52,16 @@ if TYPE_CHECKING:
     from spark_ledger.stream.model import Segment
 
 logger = logging.getLogger(__name__)
+
+_COMMIT_RUNNER: Final = "pyspark.sql.worker.python_streaming_sink_runner"
+"""What Spark runs in a process that commits micro-batches, and in no other, in 4.2 and 4.3."""
+
+
+def _only_commits() -> bool:
+    """Whether this is such a process. Where that cannot be told a stream is prepared once more,
+    which costs a few milliseconds and changes nothing."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return _COMMIT_RUNNER in (*sys.argv[1:2], spec and spec.name)
 
 
 @one_sentence("write", "commit")
@@ -162,7 +173,8 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):
     """Appends the rows of each micro-batch exactly once.
 
     Made twice per micro-batch: in a planner process, and pickled from there into the tasks
-    (``write``); and in the commit process beside Spark's driver (``commit``, ``abort``).
+    (``write``); and in the commit process beside Spark's driver (``commit``, ``abort``), which
+    needs no stream prepared: the tasks say which one they wrote to.
     """
 
     def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
@@ -172,8 +184,22 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):
                 "are not possible; use outputMode('append')"
             )
         self._options = options
-        self._stream_id = prepare_stream(options, schema)
-        self._new_columns = arrow_schema_of(schema) if options.merge_schema else None
+        self._schema = schema
+        self._prepared: tuple[str, pa.Schema | None] | None = None
+        if not _only_commits():
+            self._prepare()
+
+    def _prepare(self) -> tuple[str, pa.Schema | None]:
+        """The id of the stream that takes the rows, and the columns that the commit may add."""
+        if self._prepared is None:
+            stream_id = prepare_stream(self._options, self._schema)
+            columns = arrow_schema_of(self._schema) if self._options.merge_schema else None
+            self._prepared = stream_id, columns
+        return self._prepared
+
+    def __getstate__(self) -> dict[str, object]:
+        self._prepare()  # tasks that prepared it themselves might find another stream of the name
+        return {**self.__dict__, "_schema": StructType()}  # which has done its work
 
     # The override is DataSourceStreamArrowWriter's own: batches instead of rows.
     def write(  # type: ignore[override]
@@ -181,13 +207,12 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):
     ) -> TaskWritten:
         """Append a partition; runs in a task."""
         task = streaming_task(TaskContext.get())
-        segments, report = write_watched(
-            self._options, self._stream_id, iterator, self._new_columns
-        )
+        stream_id, new_columns = self._prepare()
+        segments, report = write_watched(self._options, stream_id, iterator, new_columns)
         return TaskWritten(
             partition=task.partition,
             attempt=task.attempt,
-            stream_id=self._stream_id,
+            stream_id=stream_id,
             segments=segments,
             query_id=task.query_id,
             run_id=task.run_id,

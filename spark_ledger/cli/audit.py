@@ -81,7 +81,8 @@ async def _look(uri: str, grace_s: float, *, as_json: bool) -> None:
     """Print what is found, a page at a time: former versions may have left a million ledgers."""
     from spark_ledger.client.ledger_client import LedgerClient
     from spark_ledger.keeper.audit_pages import finding_fields
-    from spark_ledger.keeper.keeper import Keeper, KeeperConfig
+    from spark_ledger.keeper.config import KeeperConfig
+    from spark_ledger.keeper.keeper import Keeper
 
     config = KeeperConfig(dry_run=True, unnamed_grace_s=grace_s)
     array, is_empty = JsonArray(), True

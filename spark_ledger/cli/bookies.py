@@ -89,6 +89,12 @@ def list_bookies(settings: Settings) -> None:
     "Needs --bookie.",
 )
 @click.option(
+    "--give-back",
+    is_flag=True,
+    help="Later: copies that the restored metadata name on other bookies may go too. "
+    "Needs --bookie.",
+)
+@click.option(
     "--timeout",
     type=click.FloatRange(min=0),
     default=600.0,
@@ -104,6 +110,7 @@ def collect(
     dry_run: bool,
     share: float | None,
     accept_restored: bool,
+    give_back: bool,
     timeout: float,
 ) -> None:
     """Have bookies free the space of deleted ledgers now, and say how that went.
@@ -115,7 +122,12 @@ def collect(
 
     if accept_restored and not bookies:
         raise click.UsageError("--accept-restored needs --bookie: name each bookie that is meant")
-    wanted = Wanted(bookies, timeout, dry_run, share, accept_restored)
+    if give_back and (accept_restored or not bookies):
+        raise click.UsageError(
+            "--give-back needs --bookie, and a command of its own: accept what was restored, look "
+            "with `ledger cluster usage --verify` whether copies are missing, then give back"
+        )
+    wanted = Wanted(bookies, timeout, dry_run, share, accept_restored, give_back)
     rows = order(settings.uri(), wanted)
     if settings.as_json:
         print_json(
@@ -272,6 +284,9 @@ def rebalance(
         sys.exit(1)
 
 
+_KEPT: Final = "keeps {} copies that restored metadata name elsewhere: see --give-back"
+
+
 def _outcome(bookie_id: str, report: PassReport | None) -> tuple[object, ...]:
     if report is None:
         return (bookie_id, "not finished", "", "", "", "", "no answer yet: see its log")
@@ -283,7 +298,7 @@ def _outcome(bookie_id: str, report: PassReport | None) -> tuple[object, ...]:
         report.candidates,
         report.deleted,
         size_text(report.freed_bytes),
-        report.aborted,
+        report.aborted or _KEPT.format(report.kept) * bool(report.kept),
     )
 
 

@@ -30,6 +30,7 @@ class Wanted:
     dry_run: bool = False
     share_max: float | None = None
     accept_restored: bool = False
+    give_back: bool = False
 
 
 def collect(uri: str, wanted: Wanted) -> list[tuple[BookieId, PassReport | None]]:
@@ -63,6 +64,7 @@ async def order(store: MetadataStore, wanted: Wanted) -> list[tuple[BookieId, Pa
         dry_run=wanted.dry_run,
         share_max=wanted.share_max,
         accept_restored=wanted.accept_restored,
+        give_back=wanted.give_back,
     )
     chosen = [BookieId(name) for name in wanted.bookies or sorted(running)]
     reports = await asyncio.gather(

@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spark_ledger.cli.arguments.amounts import DURATION_S
+from spark_ledger.cli.arguments.amounts import DURATION_S, size_of
 from spark_ledger.cli.arguments.settings import Settings, common_options
 from spark_ledger.cli.audit import audit, audit_fields, audit_lines
 from spark_ledger.cli.autorecovery import repair_config, repair_options
-from spark_ledger.cli.show.output import age_text, print_json, print_table, time_text
+from spark_ledger.cli.show.output import age_text, print_json, print_table, size_text, time_text
 from spark_ledger.cli.until_stopped import run_until_stopped, stopped_by_signals
 from spark_ledger.limits.keeper import (
     AUDIT_S,
     DROPPED_GRACE_S,
     KEEPER_PASS_S,
+    OPTIMIZE_BYTES_PER_S,
     OPTIMIZE_S,
     OWNER_GRACE_S,
     UNNAMED_GRACE_S,
@@ -27,9 +28,13 @@ from spark_ledger.tasks import cancel
 
 if TYPE_CHECKING:
     from spark_ledger.client.ledger_client import LedgerClient
-    from spark_ledger.keeper.keeper import Keeper, KeeperConfig
-    from spark_ledger.keeper.nodes import AuditState, Elected, KeeperState
+    from spark_ledger.keeper.config import KeeperConfig
+    from spark_ledger.keeper.decisions import Verdict
+    from spark_ledger.keeper.keeper import Keeper
+    from spark_ledger.keeper.nodes import AuditState, Elected, KeeperState, PackedNode
+    from spark_ledger.keeper.optimizing import Packable
     from spark_ledger.repair.service import RepairConfig
+    from spark_ledger.types import LedgerId
 
 
 @click.group()
@@ -113,6 +118,14 @@ group.add_command(audit)
     help="From one look for small commits to the next, in streams that were optimized before; "
     "0: never.",
 )
+@click.option(
+    "--optimize-rate",
+    type=size_of(1024),
+    default=str(OPTIMIZE_BYTES_PER_S),
+    metavar="SIZE",
+    help="Bytes a second that packing small commits copies at most. "
+    f"[default: {size_text(OPTIMIZE_BYTES_PER_S)}]",
+)
 @common_options
 @click.pass_obj
 def run(
@@ -132,12 +145,13 @@ def run(
     repair_source_rate: float,
     audit_interval: float,
     optimize_interval: float,
+    optimize_rate: float,
 ) -> None:
     """Run as the keeper of the cluster until SIGTERM; wait while another one runs.
 
     Killing it anywhere loses nothing: the next one finds the same work.
     """
-    from spark_ledger.keeper.keeper import KeeperConfig
+    from spark_ledger.keeper.config import KeeperConfig
 
     config = KeeperConfig(
         pass_s=interval,
@@ -147,15 +161,12 @@ def run(
         sink_records_s=sink_records or 0.0,
         audit_s=audit_interval,
         optimize_s=optimize_interval,
+        optimize_bytes_per_s=optimize_rate,
         dry_run=dry_run,
     )
     uri = settings.uri()
     if dry_run:
-        plan = asyncio.run(_look(uri, config))
-        if settings.as_json:
-            print_json([{"ledger_id": ledger_id, "due": due} for due, ledger_id in plan])
-        else:
-            print_table(("ledger#", "due"), ((ledger_id, due) for due, ledger_id in plan))
+        _print_plan(settings, *asyncio.run(_look(uri, config)))
         return
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
@@ -172,12 +183,38 @@ def run(
     )
 
 
-async def _look(uri: str, config: KeeperConfig) -> list[tuple[str, int]]:
+async def _look(
+    uri: str, config: KeeperConfig
+) -> tuple[list[tuple[Verdict, LedgerId]], list[Packable]]:
     from spark_ledger.client.ledger_client import LedgerClient
     from spark_ledger.keeper.keeper import Keeper
 
     async with await LedgerClient.connect(uri) as client:
-        return [(due.value, ledger_id) for due, ledger_id in await Keeper(client, config).look()]
+        keeper = Keeper(client, config)
+        return await keeper.look(), [each async for each in keeper.packable()]
+
+
+def _print_plan(
+    settings: Settings, due: list[tuple[Verdict, LedgerId]], packable: list[Packable]
+) -> None:
+    """What one pass would do to ledgers, and which commits would be packed."""
+    if settings.as_json:
+        plan: list[dict[str, object]] = [
+            {"ledger_id": ledger_id, "due": verdict.value} for verdict, ledger_id in due
+        ]
+        plan += [
+            {"stream": name, "due": "pack", "first_commit": packed.first, "commits": packed.commits}
+            for name, packed in packable
+        ]
+        print_json(plan)
+        return
+    print_table(("ledger#", "due"), ((ledger_id, verdict.value) for verdict, ledger_id in due))
+    for name, packed in packable:
+        last = packed.first + packed.commits - 1
+        click.echo(
+            f"stream {name}: commits {packed.first}..{last} are packed: "
+            f"{packed.former_entries} small entries, {size_text(packed.size_bytes)}"
+        )
 
 
 async def _serve(
@@ -226,7 +263,7 @@ def status(settings: Settings) -> None:
 
     from spark_ledger.keeper.nodes import Done, Found
 
-    elected, state, audited = asyncio.run(_status(settings.uri()))
+    elected, state, audited, packed = asyncio.run(_status(settings.uri()))
     done, found = (state.done, state.found) if state is not None else (None, None)
     if settings.as_json:
         print_json(
@@ -239,6 +276,11 @@ def status(settings: Settings) -> None:
                 "gone_owners": state.gone_s if state else {},
                 "last_error": state.last_error if state else "",
                 "audit": audit_fields(audited),
+                "packed": {
+                    "packs": packed.packs,
+                    "commits": packed.commits,
+                    "copied_bytes": packed.copied_bytes,
+                },
             }
         )
     else:
@@ -256,6 +298,7 @@ def status(settings: Settings) -> None:
                     ("not recovered yet", found.failing, "", ""),
                     ("ledgers of dropped rows", "", "", done.reclaimed),
                     ("deleted streams", "", "", done.streams_finished),
+                    ("packs of small commits", "", "", packed.packs),
                 ),
             )
             if state.last_error:
@@ -266,15 +309,24 @@ def status(settings: Settings) -> None:
         click.get_current_context().exit(1)
 
 
-async def _status(uri: str) -> tuple[Elected | None, KeeperState | None, AuditState | None]:
-    from spark_ledger.keeper.nodes import read_audit, read_elected, read_state
+async def _status(
+    uri: str,
+) -> tuple[Elected | None, KeeperState | None, AuditState | None, PackedNode]:
+    from spark_ledger.keeper.nodes import (
+        PackedNode,
+        read_audit,
+        read_elected,
+        read_packed,
+        read_state,
+    )
     from spark_ledger.metadata.connect import connected_store
 
     async with connected_store(uri) as store:
         state, audited = await read_state(store), await read_audit(store)
-        elected = await read_elected(store)
+        elected, packed = await read_elected(store), await read_packed(store)
         return (
             elected,
             None if state is None else state.value,
             None if audited is None else audited.value,
+            PackedNode() if packed is None else packed.value,
         )

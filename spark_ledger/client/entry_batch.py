@@ -5,6 +5,7 @@ Whoever counts bytes, passes payloads on to Arrow or skips a batch pays nothing 
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise, repeat
@@ -140,12 +141,20 @@ class EntryBatch(Sequence[Entry]):
 
 
 def _entries_of(run: EntryRun, head_bytes: int) -> list[Entry]:
-    frames, offsets = run.frames, run.offsets()
+    frames, ledger_id, size = run.frames, run.ledger_id, run.sizes[0]
+    if list(run.sizes).count(size) == run.count:  # as the entries of most programs
+        # One by one: values that wait for others make Python's collector look at all of them.
+        form = f">8xqqQ{head_bytes - HEADER_BYTES}x{size - head_bytes}s"
+        return [
+            _entry_of((ledger_id, entry_id, payload, confirmed, length))
+            for entry_id, confirmed, length, payload in struct.iter_unpack(form, frames)
+        ]
+    offsets = run.offsets()
     payloads = [frames[start + head_bytes : end] for start, end in pairwise(offsets)]
     del offsets[-1]
     headers = b"".join([frames[start : start + HEADER_BYTES] for start in offsets])
     _ledgers, ids, confirmed, lengths = zip(*HEADER.iter_unpack(headers), strict=True)
-    return list(map(_entry_of, zip(repeat(run.ledger_id), ids, payloads, confirmed, lengths)))
+    return list(map(_entry_of, zip(repeat(ledger_id), ids, payloads, confirmed, lengths)))
 
 
 def open_batch(

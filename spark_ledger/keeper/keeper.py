@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import (
@@ -30,25 +29,19 @@ from spark_ledger.errors import (
 )
 from spark_ledger.keeper.audit import Audit
 from spark_ledger.keeper.audit_pages import Finding
+from spark_ledger.keeper.config import KeeperConfig
 from spark_ledger.keeper.decisions import Verdict, judge_open, judge_unnamed
 from spark_ledger.keeper.election import Election
 from spark_ledger.keeper.gone import GoneOwners
 from spark_ledger.keeper.nodes import STATE_PATH, Done, Found, KeeperState, read_state
-from spark_ledger.keeper.optimizing import StreamOptimizer
+from spark_ledger.keeper.optimizing import Packable, StreamOptimizer
 from spark_ledger.keeper.seen import Failed, Pass
 from spark_ledger.keeper.streams import StreamKeeper
 from spark_ledger.limits.keeper import (
-    AUDIT_S,
-    DELETES_PER_S,
-    DROPPED_GRACE_S,
     FAILED_AGAIN_S,
     FAILED_AGAIN_S_MAX,
-    KEEPER_PASS_S,
-    OWNER_GRACE_S,
     RECOVERIES_AT_ONCE,
-    RECOVERIES_PER_S,
     STREAM_SWEEP_PASSES,
-    UNNAMED_GRACE_S,
 )
 from spark_ledger.metadata.base import Delete, MetadataStore, Operation
 from spark_ledger.metadata.json_nodes import encode_node
@@ -61,27 +54,6 @@ from spark_ledger.tasks import wait_at_most
 from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class KeeperConfig:
-    """How long the keeper waits before it acts, and how fast it does."""
-
-    pass_s: float = KEEPER_PASS_S
-    owner_grace_s: float = OWNER_GRACE_S
-    unnamed_grace_s: float = UNNAMED_GRACE_S
-    recoveries_per_s: float = RECOVERIES_PER_S
-    deletes_per_s: float = DELETES_PER_S
-    dropped_grace_s: float = DROPPED_GRACE_S
-    """How long after rows were dropped their ledgers are deleted."""
-    sink_records_s: float = 0.0
-    """Records of sinks that have committed nothing for so long are removed; 0: never."""
-    audit_s: float = AUDIT_S
-    """From one audit to the next, in time of a keeper's work; 0: only those that are asked for."""
-    optimize_s: float = 0.0
-    """From one look for small commits to the next (rule K10); 0: never."""
-    dry_run: bool = False
-    """Say what would be done, and do nothing."""
 
 
 class Keeper:
@@ -119,7 +91,10 @@ class Keeper:
             dry_run=self._config.dry_run,
         )
         self._optimizer = StreamOptimizer(
-            client, clock=self._clock, interval_s=self._config.optimize_s
+            client,
+            clock=self._clock,
+            interval_s=self._config.optimize_s,
+            bytes_per_s=self._config.optimize_bytes_per_s,
         )
         self._gone = self._new_count({})
         self._state: Versioned[KeeperState] | None = None
@@ -201,6 +176,12 @@ class Keeper:
         state = await read_state(self._store)
         self._gone = self._new_count({} if state is None else state.value.gone_s)
         return await self.run_pass()
+
+    async def packable(self) -> AsyncGenerator[Packable, None]:
+        """What would be packed now (rule K10)."""
+        async with aclosing(self._optimizer.look()) as found:
+            async for each in found:
+                yield each
 
     async def audit(self) -> AsyncGenerator[list[Finding], None]:
         """One audit that does nothing: what no index lists and nothing names, page by page (rule

@@ -11,6 +11,7 @@
 | | dropped up to which commit, in seconds of work; as long as the stream exists |
 | keeper/swept | format_version, how many commits and bytes of all streams were dropped and not |
 | | given back at the last sweep; written when that changes |
+| keeper/packed | format_version, how many packs keepers have made, of how many commits |
 | keeper/audit | format_version, how far the audit of now is, and what the last one found |
 | keeper/audit/<page> | format_version, and since when which ledgers of ten thousand ids are |
 | | noted, in seconds of work |
@@ -34,6 +35,7 @@ from spark_ledger.metadata.json_nodes import (
     read_node,
     write_node,
 )
+from spark_ledger.stream.packs.model import Pack
 from spark_ledger.types import Versioned
 
 ELECTED_PATH: Final = "keeper/elected"
@@ -42,6 +44,7 @@ STATE_PATH: Final = "keeper/state"
 CLOCK_PATH: Final = "keeper/clock"
 DROPPED_PATH: Final = "keeper/dropped"
 SWEPT_PATH: Final = "keeper/swept"
+PACKED_PATH: Final = "keeper/packed"
 AUDIT_PATH: Final = "keeper/audit"
 NAMES_PATH: Final = "keeper/names"
 
@@ -111,6 +114,15 @@ class SweptNode(Node, frozen=True, kw_only=True):
     reclaimable_commits: Count = 0
     reclaimable_bytes: Count = 0
     """User data of theirs."""
+
+
+class PackedNode(Node, frozen=True, kw_only=True):
+    """What keepers have packed since the cluster was made (rule K10)."""
+
+    packs: Count = 0
+    commits: Count = 0
+    copied_bytes: Count = 0
+    """Of entries of packs, one copy only."""
 
 
 class Unlisted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -208,6 +220,23 @@ async def write_clock(
 async def read_swept(store: MetadataStore) -> Versioned[SweptNode] | None:
     """What waited to be given back at the last sweep, or None before any was written down."""
     return await read_node(store, SweptNode, SWEPT_PATH)
+
+
+async def read_packed(store: MetadataStore) -> Versioned[PackedNode] | None:
+    """What keepers have packed, or None before the first pack."""
+    return await read_node(store, PackedNode, PACKED_PATH)
+
+
+async def add_packed(store: MetadataStore, pack: Pack) -> None:
+    """Count a pack. Raises ConflictError if another keeper has just counted one of its own."""
+    before = await read_packed(store)
+    known = PackedNode() if before is None else before.value
+    after = PackedNode(
+        packs=known.packs + 1,
+        commits=known.commits + pack.end - pack.first,
+        copied_bytes=known.copied_bytes + pack.size_bytes,
+    )
+    await write_node(store, PACKED_PATH, after, before)
 
 
 def dropped_path(stream_id: str) -> str:

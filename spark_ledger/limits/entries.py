@@ -45,8 +45,9 @@ CONFIRMATIONS_PER_MESSAGE: Final = 200
 MESSAGE_BYTES_MAX: Final = ENTRY_PAYLOAD_BYTES_MAX + 1 * MIB
 """gRPC message size both ways: the largest entry, its frame, and room for the fields around it."""
 
-READ_CHUNK_BYTES_TARGET: Final = 1 * MIB
-"""A bookie streams a range in chunks of about this size (a single larger entry is one chunk)."""
+READ_CHUNK_BYTES_TARGET: Final = 2 * MIB
+"""A bookie streams a range in chunks of up to this size (a single larger entry is one chunk): two
+of what a writer sends at once. Each chunk costs a bookie half a millisecond, whatever its size."""
 
 READ_REQUEST_BYTES_MAX: Final = 64 * MIB
 """A bookie ends one range read after this many bytes; the reader asks for the rest."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from spark_ledger.limits import MIB
+
 KEEPER_PASS_S: Final = 10.0
 """Pause between two passes. A pass over an idle cluster is a few reads."""
 
@@ -95,6 +97,10 @@ AUDIT_ATTEMPTS_LOST: Final = 3
 OPTIMIZE_S: Final = 3600.0
 """From the end of one look for small commits to the next. Each look reads what the commits of a
 stream are that are in no pack, and makes one pack: a copy of a gigabyte at most."""
+
+OPTIMIZE_BYTES_PER_S: Final = 16 * MIB
+"""Bytes of entries that the keeper copies into packs, and each bookie of a pack's ledger writes as
+many: a pack of a gigabyte takes a minute, beside which writers and readers have most of a disk."""
 
 OPTIMIZED_ENTRIES_MIN: Final = 20_000
 """Small entries that are worth a pack to the keeper, which comes again: with a commit a second that

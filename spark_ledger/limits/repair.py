@@ -37,6 +37,10 @@ REPAIR_FAILED_AGAIN_S: Final = 10.0
 REPAIR_FAILED_AGAIN_S_MAX: Final = 3600.0
 """Longest of these pauses: its bookies may be gone for days, and it must not hold up others."""
 
+REPAIR_LOCKED_AGAIN_S: Final = 60.0
+"""Longest pause of a ledger that only who knows its password can close: once somebody has, its
+copies are made within a minute, and not within an hour. A look costs a few reads of metadata."""
+
 LEAVING_LOOK_S: Final = 30.0
 """A bookie looks this often whether an operator takes it out; a watch tells it sooner."""
 

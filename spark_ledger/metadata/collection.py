@@ -34,6 +34,8 @@ class PassReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     held: Count = 0
     candidates: Count = 0
     """Ledgers that the metadata did not name at the first look."""
+    kept: Count = 0
+    """Copies that the metadata, which were restored, name elsewhere, as far as they were read."""
     deleted: Count = 0
     freed_bytes: Count = 0
     deleted_total: Count = 0
@@ -64,6 +66,8 @@ class CollectionOrder(Node, frozen=True, kw_only=True):
     """How much of what it holds may go in this pass; None: as it is configured."""
     accept_restored: bool = False
     """The metadata are right although they went back: what they do not name may go."""
+    give_back: bool = False
+    """Also copies that restored metadata name elsewhere may go."""
 
 
 def collection_path(bookie_id: BookieId) -> str:

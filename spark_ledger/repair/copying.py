@@ -75,10 +75,15 @@ class Copier:
             sink.close()
 
     async def _go_on(self, lane: LaneCopy, position: int, sink: _Sink) -> int:
-        """Ask each source once, from where the one before ended; the next entry to copy."""
+        """Ask each source once, from where the one before ended; the next entry to copy.
+
+        If none of them brings an entry, all other bookies are asked: a restored ZooKeeper may name
+        those that have given their copies back, and not those that got them (rule R4).
+        """
         began, answers, denied = position, [], True
         present = self._throttles.least_loaded(lane.present)
-        for source in (*present, *(each for each in lane.sources if each not in present)):
+        named = (*present, *(each for each in lane.sources if each not in present))
+        for source in named:
             if source == sink.target:
                 continue
             position, ended = await self._copy_from(source, lane, position, sink)
@@ -87,6 +92,11 @@ class Copier:
             if ended is not None and position == began:
                 denied = denied and ended.status.is_denial
                 answers.append(f"{source}: {ended.message or ended.status.name}")
+        for other in self._context.directory.all():
+            if position > began:
+                return position
+            if other.bookie_id not in (*named, sink.target):
+                position, _ = await self._copy_from(other.bookie_id, lane, position, sink)
         if position > began:
             return position
         what = f"ledger {self._ledger_id}: entry {position}"

@@ -5,27 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from spark_ledger.tasks import Throttle
 from spark_ledger.types import BookieId
-
-
-class Throttle:
-    """At most ``bytes_per_s`` on average, no more than a second's worth at once."""
-
-    def __init__(self, bytes_per_s: float, clock: Callable[[], float] | None = None) -> None:
-        self._rate = bytes_per_s
-        self._clock = clock or asyncio.get_running_loop().time
-        self._free_at = self._clock()
-
-    @property
-    def wait_s(self) -> float:
-        """How long the next one waits."""
-        return max(0.0, self._free_at - self._clock())
-
-    def reserve(self, count: int) -> float:
-        """Take ``count`` bytes; how long to wait until they may pass. In the order of the calls."""
-        now = self._clock()
-        self._free_at = max(self._free_at, now - 1.0) + count / self._rate
-        return max(0.0, self._free_at - now)
 
 
 class Throttles:

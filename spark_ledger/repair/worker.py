@@ -37,6 +37,7 @@ from spark_ledger.limits.repair import (
     REPAIR_COUNTED_S,
     REPAIR_FAILED_AGAIN_S,
     REPAIR_FAILED_AGAIN_S_MAX,
+    REPAIR_LOCKED_AGAIN_S,
     REPAIR_PASS_S,
     REPAIR_SOURCE_BYTES_PER_S,
     REPAIRS_AT_ONCE,
@@ -358,7 +359,9 @@ class Worker:
         """Try it again later, twice as late each time, and say why (rule R6)."""
         before = self._paused.get(ledger_id)
         pause_s = REPAIR_FAILED_AGAIN_S if before is None else 2 * before.pause_s
-        pause_s = min(pause_s, REPAIR_FAILED_AGAIN_S_MAX)
+        waits_for_operator = isinstance(error, UnauthorizedError)
+        longest_s = REPAIR_LOCKED_AGAIN_S if waits_for_operator else REPAIR_FAILED_AGAIN_S_MAX
+        pause_s = min(pause_s, longest_s)
         self._paused[ledger_id] = _Pause(self._clock() + pause_s, pause_s)
         log = logger.error if isinstance(error, NoSuchEntryError) else logger.warning
         log("ledger %d is not repaired yet: %s", ledger_id, error)

@@ -57,7 +57,7 @@ class LedgerRange(Protocol):
     def read_batches(
         self, first: int, last: int, *, unconfirmed: bool = False, replica_hint: ReplicaHint = 0
     ) -> AsyncGenerator[Sequence[Entry], None]:
-        """Entries first .. last in order, in lists of about one MiB."""
+        """Entries first .. last in order, in lists of about two MiB."""
 
 
 class LedgerNaming(Protocol):

@@ -93,7 +93,7 @@ def runs_of(window: Iterable[list[SegmentRange]]) -> list[list[SegmentRange]]:
 def in_stream_order(
     window: Iterable[list[SegmentRange]], fetched: Mapping[tuple[LedgerId, EntryId], Entry]
 ) -> Sequence[Chunk]:
-    """The entries of a window with their ranges, in lists of about one MiB."""
+    """The entries of a window with their ranges, in lists of about two MiB."""
     chunks: list[list[tuple[SegmentRange | PackedRange, Entry]]] = []
     room_bytes = 0
     for group in window:

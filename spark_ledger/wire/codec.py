@@ -9,7 +9,8 @@ forty times as much per MiB, because the bytes are copied into an arena that gro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Final, NamedTuple, cast
 
 from google.protobuf.message import DecodeError
@@ -128,7 +129,7 @@ def _large_add(add: AddCommand) -> tuple[bytes, ...]:
     """An add of an AppendRequest, in parts."""
     tag, access_key, recovery, run = add
     fields = pb.AddRun(tag=tag, access_key=access_key, recovery=recovery).SerializeToString()
-    run_fields, run_bytes = _run_fields(run)
+    run_fields, run_bytes = _run_fields(run, run.entry_ids, run.sizes, len(run.frames))
     run_size = _varint(run_bytes)
     add_size = _varint(len(fields) + 1 + len(run_size) + run_bytes)
     keys = b"%c" % _REQUEST_ADDS, b"%c" % _ADD_RUN
@@ -194,10 +195,18 @@ def _decode_small(data: bytes) -> ReceivedAdd | None:
     return ReceivedAdd(add.tag, access_key, add.recovery, run, last_confirmed, "")
 
 
-def encode_read_response(run: EntryRun) -> bytes:
-    """A ReadResponse with status OK that carries a run; its frames are copied once."""
-    run_fields, run_bytes = _run_fields(run)
-    return b"".join((b"%c" % _RESPONSE_RUN, _varint(run_bytes), run_fields, run.frames))
+def encode_read_response(runs: Sequence[EntryRun]) -> bytes:
+    """A ReadResponse with status OK that carries ascending runs of one ledger as one run, so that a
+    chunk of small appends is one message; their frames are copied once."""
+    first, ids, sizes = runs[0], runs[0].entry_ids, runs[0].sizes
+    if len(runs) > 1:
+        sizes = list(chain.from_iterable([run.sizes for run in runs]))
+        ids = list(chain.from_iterable([run.ids() for run in runs]))
+        if ids[-1] - ids[0] + 1 == len(ids):  # ascending, so nothing is missing between
+            ids = None
+    frames = [run.frames for run in runs]
+    run_fields, run_bytes = _run_fields(first, ids, sizes, sum(map(len, frames)))
+    return b"".join((b"%c" % _RESPONSE_RUN, _varint(run_bytes), run_fields, *frames))
 
 
 def encode_read_end(status: BookieStatus, entry_id: EntryId, message: str) -> bytes:
@@ -353,15 +362,14 @@ def _read_varint(data: bytes, position: int) -> tuple[int, int]:
     raise ValueError("a number has more than ten bytes")
 
 
-def _run_fields(run: EntryRun) -> tuple[bytes, int]:
-    """Everything of an encoded EntryRun but its frames, and the size of the whole."""
+def _run_fields(
+    run: EntryRun, ids: Sequence[int] | None, sizes: Sequence[int], size: int
+) -> tuple[bytes, int]:
+    """Everything but the frames of an encoded EntryRun that begins as ``run``, with ``size`` bytes
+    of frames; and the size of the whole."""
     fields = pb.EntryRun(
-        ledger_id=run.ledger_id,
-        first_entry=run.first_entry,
-        entry_ids=run.entry_ids,
-        sizes=run.sizes,
+        ledger_id=run.ledger_id, first_entry=run.first_entry, entry_ids=ids, sizes=sizes
     ).SerializeToString()
-    size = len(run.frames)
     head = b"".join((fields, b"%c" % _RUN_FRAMES, _varint(size)))
     return head, len(head) + size
 

@@ -159,7 +159,10 @@ def _keeper_nodes() -> list[Target]:
     audit = keeper.AuditState(begun_s=8.5, next_page=4, so_far=found, last=found, unread=("s",))
     page = keeper.AuditPage(looks=((8.5, (3, 4)), (80.0, (9,))))
     dropped = keeper.DroppedNode(name="orders", looks=((8.5, 3), (80.0, 9)))
+    packed = keeper.PackedNode(packs=3, commits=700, copied_bytes=9_000_000)
     return [
+        _target("packs of the keeper", [json_nodes.encode_node(packed)],
+                lambda d: json_nodes.decode_node(keeper.PackedNode, PATH, d), 10_000),
         _target("state of the keeper", [json_nodes.encode_node(state)],
                 lambda d: json_nodes.decode_node(keeper.KeeperState, PATH, d), 10_000),
         _target("dropped rows", [json_nodes.encode_node(dropped)],

@@ -45,7 +45,7 @@ def wire_targets() -> list[Target]:
     """All targets of this file."""
     adds = [AddCommand(n, b"key" * n, bool(n % 2), run) for n, run in enumerate(RUNS)]
     requests = [encode_append_request(adds[:1]), encode_append_request(adds)]
-    responses = [encode_read_response(run) for run in RUNS]
+    responses = [encode_read_response([run]) for run in RUNS]
     responses.append(encode_read_end(BookieStatus.NO_SUCH_ENTRY, EntryId(5), "not here"))
     results = pb.AppendResponse()
     results.results.add(tag=1, ledger_id=1, last_entry=9)

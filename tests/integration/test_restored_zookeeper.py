@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,8 @@ from spark_ledger.errors import LedgerError, MetadataUnavailableError, NoSuchLed
 from spark_ledger.keeper.nodes import read_state
 from spark_ledger.limits.metadata import RESTORED_IDS_SKIPPED
 from spark_ledger.local import LocalCluster
+from spark_ledger.repair.nodes import mark
+from spark_ledger.types import LedgerId
 
 PATIENCE_S = 60.0
 """For one step. Each takes a few seconds; a hang never ends."""
@@ -50,9 +53,15 @@ def restore(cluster: LocalCluster, backup_directory: Path) -> None:
 
 def restored_command(uri: str) -> dict[str, object]:
     """Run the command until all bookies answer it."""
+    found: dict[str, object] = command(uri, "cluster", "restored", "--yes")
+    return found
+
+
+def command(uri: str, *arguments: str) -> Any:
+    """What a command prints as JSON; tried again while the cluster finds itself."""
     for _ in range(60):
         ended = subprocess.run(
-            [sys.executable, "-m", "spark_ledger.cli", "cluster", "restored", "--yes", "--json"],
+            [sys.executable, "-m", "spark_ledger.cli", *arguments, "--json"],
             env={"SPARK_LEDGER_METADATA": uri, "PATH": "/usr/bin:/bin"},
             capture_output=True,
             text=True,
@@ -60,9 +69,9 @@ def restored_command(uri: str) -> dict[str, object]:
             check=False,
         )
         if ended.returncode == 0:
-            found: dict[str, object] = json.loads(ended.stdout)
-            return found
-    raise AssertionError(ended.stderr)
+            return json.loads(ended.stdout)
+        time.sleep(0.5)
+    raise AssertionError(ended.stdout + ended.stderr)
 
 
 async def write(client: LedgerClient, name: str) -> tuple[int, list[bytes]]:
@@ -161,6 +170,48 @@ def test_keeper_of_a_restored_zookeeper_is_followed_by_one_that_works(tmp_path: 
             await passes_after(client, time.time_ns())
 
     with LocalCluster(bookies=3, keeper=True) as cluster:
+        asyncio.run(main(cluster))
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(600)
+def test_closed_ledger_whose_copies_all_moved_since_the_backup_is_not_lost(tmp_path: Path) -> None:
+    """The backup names bookies that have given it back, and none of those that hold it."""
+
+    async def main(cluster: LocalCluster) -> None:
+        async with await connect(cluster.uri) as client:
+            ledger_id, payloads = await write(client, "moved")
+            former = await client.ledger_metadata(ledger_id)
+            await asyncio.to_thread(backup, cluster, tmp_path / "backup")
+        members = former.fragments[0].bookies
+        others = sorted({f"bookie-{number}" for number in range(6)} - set(members))
+
+        def collect(*options: str) -> None:
+            named = [part for each in others for part in ("--bookie", each)]
+            for each in command(cluster.uri, "bookies", "collect", *named, *options):
+                assert each["collection"]["deleted"] == 0, each
+
+        for member in members:
+            await asyncio.to_thread(command, cluster.uri, "bookies", "decommission", member)
+            given_back = await asyncio.to_thread(
+                command, cluster.uri, "bookies", "collect", "--bookie", member
+            )
+            assert given_back[0]["collection"]["deleted"] == 1
+        await asyncio.to_thread(restore, cluster, tmp_path / "backup")
+        await asyncio.to_thread(restored_command, cluster.uri)
+        await asyncio.to_thread(collect, "--accept-restored")
+        await asyncio.to_thread(collect)
+        async with await connect(cluster.uri) as client:
+            assert (await client.ledger_metadata(ledger_id)).fragments == former.fragments
+            await mark(client.store, LedgerId(ledger_id), frozenset(), 0)  # as the weekly check
+            async with asyncio.timeout(4 * PATIENCE_S):
+                while True:
+                    with contextlib.suppress(LedgerError):
+                        if await contents(client, ledger_id) == payloads:
+                            return
+                    await asyncio.sleep(0.5)
+
+    with LocalCluster(bookies=6, keeper=True) as cluster:
         asyncio.run(main(cluster))
 
 

@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from spark_ledger.client.ledger_client import LedgerClient
-from spark_ledger.keeper.keeper import Keeper, KeeperConfig
+from spark_ledger.keeper.config import KeeperConfig
+from spark_ledger.keeper.keeper import Keeper
 from tests.sim.serving import ServiceClient
 
 if TYPE_CHECKING:

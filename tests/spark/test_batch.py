@@ -131,6 +131,18 @@ def test_a_sql_view_reads_and_writes(lab: Lab) -> None:
     assert [r.id for r in lab.spark.sql(f"SELECT id FROM v_{lab.name}").collect()] == [0, 1, 2, 7]
 
 
+def test_view_that_declares_char_is_refused_with_what_to_use(lab: Lab) -> None:
+    lab.append(lab.spark.sql("SELECT 'ab' AS name"))
+    options = f"OPTIONS (metadata '{lab.cluster.uri}', stream '{lab.name}')"
+    lab.spark.sql(f"CREATE TEMPORARY VIEW c_{lab.name} (name CHAR(5)) USING ledger {options}")
+    with pytest.raises(Exception, match=r"'name' has the type char\(5\).*declare it as string"):
+        lab.spark.table(f"c_{lab.name}").collect()
+    lab.spark.sql(f"CREATE TEMPORARY VIEW t_{lab.name} (name STRING) USING ledger {options}")
+    lab.spark.sql(f"INSERT INTO t_{lab.name} SELECT CAST('cd' AS CHAR(5))")
+    found = lab.spark.sql(f"SELECT rpad(name, 5) AS name FROM t_{lab.name}").collect()
+    assert [row.name for row in found] == ["ab   ", "cd   "]
+
+
 def test_frames_and_views_keep_their_end_until_loaded_anew(lab: Lab) -> None:
     view = (
         f"CREATE OR REPLACE TEMPORARY VIEW w_{lab.name} USING ledger "

@@ -70,6 +70,10 @@ _LATE: Final = f"{SOURCE_TEST}::test_timestamp_between_the_last_commit_and_now_i
 _SLICES: Final = "spark/test_batch.py::test_read_is_cut_into_partitions"
 _KEPT: Final = "spark/test_streaming_read.py::test_a_restart_goes_on_where_it_stopped"
 _POSITION_COLUMN: Final = "spark/test_batch.py::test_metadata_column_has_the_position_of_each_row"
+_LAG: Final = f"{SEVERAL_TEST}::test_progress_has_the_lag_of_each_stream"
+_VIEW: Final = "spark/test_batch.py::test_catalog_table_is_refused_with_what_to_use"
+_IN_BATCHES: Final = "spark/test_streaming_write.py::test_foreach_batch_with_transactions"
+_MODES: Final = "spark/test_streaming_write.py::test_other_output_modes_are_refused"
 _TYPES_KEPT: Final = "spark/test_batch.py::test_appended_rows_are_read"
 
 SECTIONS: Final = (
@@ -117,6 +121,19 @@ SECTIONS: Final = (
             instead("groupIdPrefix", "", _KEPT),
             instead("kafka.group.id", "", _KEPT),
             Row("kafka.*", "", "settings of Kafka's clients mean nothing here", CLIENTS_TEST),
+            Row(
+                "progress: minOffsetsBehindLatest and its like",
+                "",
+                "`rowsBehind` of each stream in `latestOffset`, also `bytesBehind`, `millisBehind`",
+                _LAG,
+            ),
+            Row(
+                "CREATE TABLE ... USING kafka OPTIONS (...)",
+                "",
+                "`CREATE TEMPORARY VIEW ... USING ledger OPTIONS (...)`: Spark does not hand the "
+                "options of a table to a Python data source",
+                _VIEW,
+            ),
         ),
     ),
     Section(
@@ -178,6 +195,20 @@ SECTIONS: Final = (
                 _ASYNC,
             ),
             Row("at least once", "sinkId", "exactly once, by the checkpoint", _ONCE),
+            Row(
+                "a batch write in foreachBatch, at least once",
+                "txnAppId",
+                "exactly once, with a name of the query and the number of the batch: "
+                '`.options(txnAppId="clicks", txnVersion=batch_id)`',
+                _IN_BATCHES,
+            ),
+            Row(
+                "outputMode update and complete",
+                "txnAppId",
+                "refused; in `foreachBatch` with that mode, as in the row before, the rows of "
+                "each micro-batch are appended",
+                _MODES,
+            ),
         ),
     ),
     Section(

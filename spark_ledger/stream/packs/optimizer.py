@@ -8,7 +8,7 @@ and one that was named is a pack. Two may run at once: of two packs of one commi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from itertools import groupby, pairwise
 from typing import Final, NamedTuple, TypedDict, Unpack
@@ -59,6 +59,9 @@ class Packed(NamedTuple):
 Progress = Callable[[int, int], None]
 """Is told how many rows of a pack were copied, and of how many."""
 
+Pace = Callable[[int], Awaitable[None]]
+"""Is waited for before an entry of so many bytes is appended to a pack."""
+
 
 class OptimizeOptions(TypedDict, total=False):
     """What ``Optimizer.run`` takes."""
@@ -67,6 +70,7 @@ class OptimizeOptions(TypedDict, total=False):
     pack_bytes: int | None
     entries_min: int
     dry_run: bool
+    pace: Pace | None
 
 
 class Optimizer:
@@ -95,12 +99,14 @@ class Optimizer:
         pack_bytes: int | None = None,
         entries_min: int = PACKED_ENTRIES_MIN,
         dry_run: bool = False,
+        pace: Pace | None = None,
         progress: Progress | None = None,
     ) -> AsyncGenerator[Packed, None]:
         """Pack what is worth it, oldest first; each pack as it is done.
 
         Entries of packs have ``entry_bytes``, and packs the commits of ``pack_bytes``: those of the
         stream unless given. Fewer small entries than ``entries_min`` in a row are left as they are.
+        It copies no faster than ``pace`` lets it.
 
         Raises ConfigurationError if the stream has too many packs, NoSuchStreamError,
         DataLossError if commits were truncated meanwhile, and what reading and writing raise.
@@ -110,14 +116,15 @@ class Optimizer:
             entry_bytes or config.entry_bytes, pack_bytes or config.ledger_bytes_max, entries_min
         )
         chooser = Chooser(choice)
+        copying = _Copying(choice, pace, progress)
         async with aclosing(self._unpacked()) as found:
             async for commit in found:
                 commits = chooser.add(commit)
                 if commits is not None:
-                    yield await self._pack(commits, choice, dry_run, progress)
+                    yield await self._pack(commits, None if dry_run else copying)
         commits = chooser.end()
         if commits is not None:
-            yield await self._pack(commits, choice, dry_run, progress)
+            yield await self._pack(commits, None if dry_run else copying)
 
     async def run_all(
         self, *, progress: Progress | None = None, **options: Unpack[OptimizeOptions]
@@ -138,9 +145,7 @@ class Optimizer:
                     for commit in await self._log.range(numbers[low], numbers[high - 1] + 1):
                         yield commit
 
-    async def _pack(
-        self, commits: Sequence[Commit], choice: Choice, dry_run: bool, progress: Progress | None
-    ) -> Packed:
+    async def _pack(self, commits: Sequence[Commit], copying: _Copying | None) -> Packed:
         segments = [segment for commit in commits for segment in commit.segments]
         report = Packed(
             first=commits[0].number,
@@ -151,10 +156,10 @@ class Optimizer:
             former_entries=sum(segment.entries for segment in segments),
             pack=None,
         )
-        if dry_run:
+        if copying is None:
             return report
         await self._retention.allow_packs()
-        pack = await self._write(commits, choice, progress)
+        pack = await self._write(commits, copying)
         if not await self._name(pack):
             with suppress(LedgerError):
                 await self._ledgers.delete_ledger(pack.ledger_id)
@@ -163,9 +168,7 @@ class Optimizer:
 
     # -- the copy ----------------------------------------------------------------------------------
 
-    async def _write(
-        self, commits: Sequence[Commit], choice: Choice, progress: Progress | None
-    ) -> Pack:
+    async def _write(self, commits: Sequence[Commit], copying: _Copying) -> Pack:
         """A closed ledger with the rows of commits and its index, all confirmed (rule T23)."""
         config = self._schemas.config
         quorums = config.quorums
@@ -176,14 +179,14 @@ class Optimizer:
             custom_metadata=ledger_tags(config.name, config.stream_id, PURPOSE_PACK),
             until_named=True,
         )
-        copy = _Copy(ledger)
+        copy = _Copy(ledger, copying.pace)
         try:
             total = sum(commit.rows for commit in commits)
-            async for entries, version in self._encoded(commits, choice):
+            async for entries, version in self._encoded(commits, copying.choice):
                 for entry in entries:
                     await copy.push(entry, version)
-                if progress is not None:
-                    progress(copy.rows, total)
+                if copying.progress is not None:
+                    copying.progress(copy.rows, total)
             segments = [segment for commit in commits for segment in commit.segments]
             assert copy.rows == total, "every row of the commits is in the pack (rule T23)"
             index = PackIndex(copy.entry_rows, copy.versions, [each.rows for each in segments])
@@ -274,11 +277,20 @@ class Optimizer:
         )
 
 
+class _Copying(NamedTuple):
+    """How packs are written."""
+
+    choice: Choice
+    pace: Pace | None
+    progress: Progress | None
+
+
 class _Copy:
     """Appends entries to a ledger, and keeps count of what is in them."""
 
-    def __init__(self, ledger: OpenLedger) -> None:
+    def __init__(self, ledger: OpenLedger, pace: Pace | None) -> None:
         self._ledger = ledger
+        self._pace = pace
         self._appends: list[asyncio.Future[int]] = []
         self.entry_rows: list[int] = []
         self.versions: list[int] = []
@@ -290,6 +302,8 @@ class _Copy:
         self.versions.append(version)
         self.rows += entry.rows
         self.size_bytes += len(entry.payload)
+        if self._pace is not None:
+            await self._pace(len(entry.payload))
         await self._push(entry.payload)
 
     async def push_index(self, payload: bytes) -> None:

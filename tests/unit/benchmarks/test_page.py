@@ -50,6 +50,23 @@ def test_page_written_again_keeps_its_text_and_replaces_its_figures(tmp_path: Pa
     assert "![read]" not in text  # nothing was read
 
 
+def test_page_has_both_ways_to_read_beside_the_one_of_a_peer(tmp_path: Path) -> None:
+    page = tmp_path / "speed.md"
+    ways: list[tuple[System, str, float]] = [
+        ("spark-ledger", "read", 300.0),
+        ("spark-ledger", "read batches", 600.0),
+        ("kafka", "read", 200.0),
+    ]
+    rows = [
+        Row(bench="raw", system=system, op=op, entry_bytes=1024, per_second=per_second)
+        for system, op, per_second in ways
+    ]
+    write_page(rows, page, "bench it")
+    text = page.read_text()
+    assert "| read | 1 KiB |  |  | 300/s | 200/s (1.5x) |" in text
+    assert "| read batches | 1 KiB |  |  | 600/s | 200/s (3.0x) |" in text
+
+
 def test_page_without_marks_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     page = tmp_path / "speed.md"
     page.write_text("# Speed\n")

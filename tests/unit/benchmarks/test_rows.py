@@ -25,6 +25,8 @@ from benchmarks.rows import (
     row_of_rounds,
     write_json,
 )
+from benchmarks.spans import FILE_VARIABLE, Span, span, spans_since
+from benchmarks.spark_floor_job import calls_of
 from benchmarks.spark_profile import profile_rows
 from benchmarks.table import print_rows, ratio_of, size_text
 
@@ -117,6 +119,22 @@ def test_the_table_compares_the_same_work_only() -> None:
     assert "0.30" not in text
 
 
+def test_the_table_has_both_ways_to_read_beside_the_one_of_a_peer() -> None:
+    ways: list[tuple[System, str, float]] = [
+        ("spark-ledger", "read batches", 600.0),
+        ("spark-ledger", "read", 300.0),
+        ("kafka", "read", 200.0),
+    ]
+    rows = [
+        Row(bench="raw", system=system, op=op, entry_bytes=1024, per_second=per_second)
+        for system, op, per_second in ways
+    ]
+    console = Console(width=200, record=True, file=io.StringIO())
+    print_rows(rows, console)
+    ours = [line for line in console.export_text().splitlines() if "spark-ledger" in line]
+    assert ["1.50" in ours[0], "3.00" in ours[1]] == [True, True]
+
+
 def test_case_roundtrips_through_the_command_line() -> None:
     for case in [*throughput_cases(quick=True), failover_case(quick=False)]:
         assert Case.from_arguments(case.arguments()) == case
@@ -155,7 +173,8 @@ def _profiled(system: System, *processor_s: float) -> list[Line]:
 
 def test_profile_has_the_median_of_each_component_for_a_million_rows() -> None:
     lines = [*_profiled(NOOP, 1.0), *_profiled(OURS, 3.0, 1.0, 2.0)]
-    small = Profiled("sink", OURS, 10, 1.5, {BOOKIES: 0.02}, {"addBatch": 80})
+    calls = {"commit": 7.5, "commit: metadata writes": 3.25}
+    small = Profiled("sink", OURS, 10, 1.5, {BOOKIES: 0.02}, {"addBatch": 80}, calls)
     noop, ours, batch = profile_rows([*lines, small])
     assert (noop.op, noop.of, noop.cpu_seconds, noop.per_second) == (
         "processor",
@@ -170,8 +189,34 @@ def test_profile_has_the_median_of_each_component_for_a_million_rows() -> None:
     text = console.export_text()
     assert "for a million rows" in text and "250,000" in text
     assert " 4.00 " in text and " 150 " in text and " 80 " in text
+    assert "metadata writes" in text and " 3.2 " in text and " 7.5 " in text
 
 
-def test_profile_refuses_peers() -> None:
-    outcome = CliRunner().invoke(main, ["spark", "--profile", "--peers"])
-    assert outcome.exit_code == 2 and "leave --peers out" in outcome.output
+@pytest.mark.parametrize("other", ["--profile", "--peers"])
+def test_profiles_go_one_at_a_time(other: str) -> None:
+    outcome = CliRunner().invoke(main, ["spark", "--floor", other])
+    assert outcome.exit_code == 2 and "one at a time" in outcome.output
+
+
+def test_spans_of_one_process_are_parts_of_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "spans"))
+    with span("commit"), span("metadata writes"):
+        pass
+    inner, outer = spans_since(tmp_path / "spans", 0)
+    assert (outer.part, outer.holds(inner), inner.holds(outer)) == ("commit", True, False)
+    assert not outer._replace(pid=-1).holds(inner)
+    assert spans_since(tmp_path / "spans", outer.began_ns + 1) == [inner]
+
+
+def test_calls_are_medians_and_waits_at_once_count_once() -> None:
+    def made(part: str, began_ms: float, took_ms: float, pid: int = 1) -> Span:
+        return Span(part, pid, int(began_ms * 1e6), int((began_ms + took_ms) * 1e6))
+
+    batches = [made("commit", 100 * n, took) for n, took in enumerate((10, 30, 20))]
+    reads = [made("metadata reads", 1, 4), made("metadata reads", 3, 4)]
+    reads += [made("metadata reads", 101, 9), made("metadata reads", 203, 2, pid=2)]
+    again = [made("prepare", 99, 0.5), made("prepare", 90, 3, pid=2)]
+    found = calls_of([*batches, *reads, *again])
+    assert found == {"commit": 20, "commit: metadata reads": 6, "prepare": 3}

@@ -22,6 +22,7 @@ from spark_ledger.cli.keeper import run
 from spark_ledger.keeper.nodes import (
     AUDIT_PATH,
     ELECTED_PATH,
+    PACKED_PATH,
     STATE_PATH,
     SWEPT_PATH,
     AuditState,
@@ -29,6 +30,7 @@ from spark_ledger.keeper.nodes import (
     Elected,
     Found,
     KeeperState,
+    PackedNode,
     SweptNode,
     Unlisted,
 )
@@ -180,7 +182,7 @@ def test_bookie_that_is_told_not_to_starts_no_keeper() -> None:
 def test_every_setting_reaches_the_command() -> None:
     said = (
         "owner_grace_s = 1.5\ndropped_grace_s = 2.5\ninterval_s = 3.5\nsink_records_s = 2592000.0\n"
-        "audit_s = 4.5\noptimize_s = 5.5\n"
+        "audit_s = 4.5\noptimize_s = 5.5\noptimize_bytes_per_s = 8192\n"
     )
     said += "[autorecovery]\nbytes_per_s = 4096\nsource_bytes_per_s = 2048\n"
     config = parse(CONFIG.format(enabled="true").replace("[storage]", said + "[storage]"), PATH)
@@ -190,6 +192,7 @@ def test_every_setting_reaches_the_command() -> None:
     assert (found["owner_grace"], found["unnamed_grace"]) == (1.5, 77.0)
     assert (found["dropped_grace"], found["interval"]) == (2.5, 3.5)
     assert (found["audit_interval"], found["optimize_interval"]) == (4.5, 5.5)
+    assert found["optimize_rate"] == 8192
     assert (found["repair_rate"], found["repair_source_rate"]) == (4096, 2048)
     assert found["sink_records"] == 30 * 86_400.0
     never = command(parse(CONFIG.format(enabled="true"), PATH))
@@ -212,13 +215,16 @@ def test_bookie_shows_what_the_keeper_has_written_down(tmp_path: Path) -> None:
         waits = SweptNode(reclaimable_commits=4, reclaimable_bytes=500)
         await other.create(SWEPT_PATH, encode_node(waits))
         await other.create(AUDIT_PATH, encode_node(AuditState(last=Unlisted(ledgers=6), deleted=9)))
+        packed = PackedNode(packs=2, commits=40, copied_bytes=600)
+        await other.create(PACKED_PATH, encode_node(packed))
         async with asyncio.timeout(20):
-            while (figures := watched.figures) is None or not figures.audit_deleted:
+            while (figures := watched.figures) is None or not figures.packs:
                 await asyncio.sleep(0.01)
         assert figures.elected and figures.here and figures.passed_at == 5.0
         assert (figures.open, figures.unnamed_of_the_dead, figures.recovered) == (3, 2, 7)
         assert (figures.reclaimable_commits, figures.reclaimable_bytes) == (4, 500)
         assert (figures.unlisted, figures.audit_deleted) == (6, 9)
+        assert (figures.packs, figures.packed_commits, figures.packed_bytes) == (2, 40, 600)
         await watched.stop()
 
     asyncio.run(main())

@@ -94,9 +94,18 @@ def test_read_with_a_stride_returns_the_stripe(filled: Machine) -> None:
 def test_read_ends_at_the_byte_limit_but_returns_one_entry(filled: Machine) -> None:
     assert ids(read(filled, 0, 9, max_bytes=1)) == [0], "at least one"
     assert ids(read(filled, 0, 9, max_bytes=40)) == [0]
-    assert ids(read(filled, 0, 9, max_bytes=279)) == [0, 1, 2, 3, 4, 5]
-    assert ids(read(filled, 0, 9, max_bytes=280)) == [0, 1, 2, 3, 4, 5, 6]
+    assert ids(read(filled, 0, 9, max_bytes=199)) == [0, 1, 2, 3]
+    assert ids(read(filled, 0, 9, max_bytes=400)) == list(range(10))
     assert ids(read(filled, 0, 9, stride=2, max_bytes=130)) == [0, 2, 4]
+
+
+def test_read_leaves_a_stored_run_that_will_not_fit_to_the_next(machine: Machine) -> None:
+    for first in (0, 5):
+        machine.add(7, range(first, first + 5))
+    assert ids(read(machine, 0, 9, max_bytes=200)) == [0, 1, 2, 3, 4]
+    assert ids(read(machine, 0, 9, max_bytes=399)) == [0, 1, 2, 3, 4], "not nine, cut from two runs"
+    assert ids(read(machine, 5, 9, max_bytes=399)) == [5, 6, 7, 8, 9]
+    assert ids(read(machine, 3, 9, max_bytes=160)) == [3, 4, 5, 6], "what is short says little"
 
 
 def test_read_of_missing_entries_says_which_is_missing(filled: Machine) -> None:

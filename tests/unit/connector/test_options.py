@@ -159,6 +159,8 @@ def test_options_of_a_table_are_refused_before_unknown_names() -> None:
         ("startingPosition", '{"segment": -3}', "count from 0"),
         ("startingPosition", '{"entry": 3}', 'names its "segment"'),
         ("startingTimestamp", "yesterday", "ISO 8601"),
+        ("startingTimestamp", '{"a": {"0": 5}}', "of a write the time itself"),
+        ("startingPosition", '{"a": {"0": 23, "1": -1}}', 'of a write {"offset": 23} for 23'),
         ("startingTransaction", "7", "such as"),
         ("startingTransaction", '{"sink": "q"}', "such as"),
         ("startingTransaction", '{"sink": "q", "transaction": "7"}', "such as"),

@@ -12,6 +12,7 @@ from connector.schema import (
     check_declared,
     read_schema,
     spark_schema_of,
+    why_refused,
 )
 from spark_ledger.errors import SchemaMismatchError
 from spark_ledger.stream.format.metadata_column import ledger_type
@@ -63,6 +64,23 @@ def test_type_without_arrow_counterpart_names_the_column() -> None:
     schema = spark.StructType([field("months", spark.YearMonthIntervalType())])
     with pytest.raises(SchemaMismatchError, match=r"'months' has the type interval year to month"):
         arrow_schema_of(schema)
+
+
+def test_char_and_varchar_are_written_as_text_and_not_declared() -> None:
+    def made(text: spark.DataType) -> spark.StructType:
+        inner = spark.StructType([field("x", text)])
+        items = spark.MapType(text, spark.ArrayType(inner))
+        return spark.StructType([field("name", text), field("items", items)])
+
+    plain = made(spark.StringType())
+    for kind in (spark.CharType(5), spark.VarcharType(5)):
+        stored = arrow_schema_of(made(kind))
+        assert stored.equals(arrow_schema_of(plain), check_metadata=True)
+        assert why_refused(plain, made(kind), merge=False) is None
+        for type_ in made(kind):  # Spark's Python side fails behind the plan
+            declared = spark.StructType([type_])
+            with pytest.raises(SchemaMismatchError, match="declare it as string, and use rpad"):
+                check_declared(declared, stored, include_metadata=False, subject="stream 's'")
 
 
 def test_map_with_void_keys_names_the_column() -> None:

@@ -15,7 +15,8 @@ from spark_ledger.errors import (
     ConflictError,
     LedgerError,
 )
-from spark_ledger.keeper.keeper import Keeper, KeeperConfig
+from spark_ledger.keeper.config import KeeperConfig
+from spark_ledger.keeper.keeper import Keeper
 from spark_ledger.keeper.nodes import read_state
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.cluster import read_cluster

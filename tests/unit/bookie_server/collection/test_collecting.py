@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from bookie_server.core.collection import Cause
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
+from bookie_server.storage.fs.vfs import write_file_durably
 from spark_ledger.metadata.base import Create, Delete
 from spark_ledger.metadata.collection import CollectionOrder, collection_path
 from spark_ledger.metadata.json_nodes import encode_node
@@ -385,3 +387,19 @@ def _later(act: Callable[[], object]) -> Callable[[], str]:
         return ""
 
     return say
+
+
+def test_damaged_note_of_the_mark_is_the_fault_of_the_disk() -> None:
+    async def main() -> None:
+        world = World()
+        await world.make(1, 2)
+        await world.collector().run_pass()
+        await world.delete(1)
+        write_file_durably(world.files, Path("/ledgers/collection.json"), b"{]")
+        collector = world.collector()
+        report = await collector.run_pass()
+        assert "collection.json is damaged" in report.aborted
+        assert collector.stats().cause is Cause.DISK
+        assert not world.shelf.deleted
+
+    run_in_virtual_time(main())

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from bookie_server.collection.collector import LedgerCollector
-from spark_ledger.metadata.collection import CollectionOrder, PassReport
+from spark_ledger.metadata.collection import CollectionOrder, PassReport, collection_path
 from spark_ledger.metadata.ledgers import LedgerStore, ledger_path
 from spark_ledger.metadata.memory import Fault, Outcome
 from spark_ledger.types import BookieId, LedgerId
@@ -203,5 +203,35 @@ def test_daily_pass_is_whole_and_the_others_are_not() -> None:
             assert world.shelf.deleted == [2]
         finally:
             await collector.stop()
+
+    run_in_virtual_time(main())
+
+
+def test_copies_that_restored_metadata_name_elsewhere_stay_until_an_operator_says_so() -> None:
+    """The backup is older than a move: those that it names have given their copies back."""
+
+    async def main() -> None:
+        world = World()
+        await world.make(1, 2, 3)
+        await world.collector().run_pass()
+        await world.move(2)  # what the backup says of it: this bookie got it later
+        await world.operator.delete(collection_path(BOOKIE), -1)
+        accept = CollectionOrder(token="a", accept_restored=True)
+        report = await world.collector().run_pass(accept)
+        assert (report.candidates, report.kept, report.aborted) == (0, 1, "")
+        for started_anew in range(2):
+            report = await whole_pass(world)
+            assert (report.kept, world.shelf.deleted) == (1, []), started_anew
+        await world.make(4)
+        await world.move(4)  # it came after the restore
+        assert (await whole_pass(world)).kept == 1
+        assert world.shelf.deleted == [4]
+        dry = CollectionOrder(token="b", dry_run=True, give_back=True)
+        report = await world.collector().run_pass(dry)
+        assert (report.candidates, report.kept) == (1, 0)
+        assert (await whole_pass(world)).kept == 1
+        report = await world.collector().run_pass(CollectionOrder(token="c", give_back=True))
+        assert (report.deleted, report.kept) == (1, 0)
+        assert world.shelf.deleted == [4, 2]
 
     run_in_virtual_time(main())

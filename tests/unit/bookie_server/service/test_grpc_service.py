@@ -14,12 +14,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from bookie_server.service.grpc_server import GrpcServer
 from bookie_server.service.grpc_service import BookieService, Description
 from bookie_server.service.metrics import ServiceMetrics
-from bookie_server.service.read_path import merge_runs
 from spark_ledger.errors import ConfigurationError, CorruptionError
 from spark_ledger.limits.bookie import BOOKIE_CONNECTIONS_MAX
 from spark_ledger.limits.entries import CONFIRMATIONS_PER_MESSAGE, MESSAGE_BYTES_MAX
-from spark_ledger.runs import EntryRun
-from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
+from spark_ledger.types import BookieId, BookieStatus, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
 from spark_ledger.wire import bookie_pb2_grpc
 from spark_ledger.wire.options import transfer_options
@@ -358,16 +356,6 @@ def test_host_that_does_not_exist_is_named_as_such() -> None:
         fixture.service.close()
 
     asyncio.run(main())
-
-
-def test_merged_runs_keep_their_ids() -> None:
-    def run(first: int, count: int, ids: list[int] | None = None) -> EntryRun:
-        return EntryRun(LedgerId(1), EntryId(first), ids, [2] * count, b"ab" * count)
-
-    assert merge_runs([run(0, 2), run(2, 3)]) == run(0, 5)
-    assert merge_runs([run(0, 2), run(5, 1)]) == run(0, 3, [0, 1, 5])
-    assert merge_runs([run(0, 2, [0, 1]), run(2, 1)]) == run(0, 3)
-    assert merge_runs([run(4, 2, [4, 9])]) == run(4, 2, [4, 9])
 
 
 @on_loop

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
+import pickle
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +13,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from connector import sessions
-from connector.options import write_options
+from connector.options import WriteOptions, write_options
 from connector.write import repeated, writers
 from connector.write.task import TaskWritten
 from connector.write.writers import LedgerStreamWriter
@@ -86,6 +89,34 @@ def test_commit_of_micro_batch_is_one_commit_of_its_query(stream: FakeStream) ->
     (commit,) = stream.commits
     assert (commit.sink_id, commit.transaction_id, commit.run_id) == ("query", 0, "query/run")
     assert commit.rows == 12
+
+
+def test_process_that_commits_prepares_no_stream(
+    stream: FakeStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared: list[str] = []
+
+    def prepare(options: WriteOptions, schema: StructType) -> str:
+        prepared.append(options.stream)
+        return "id"
+
+    monkeypatch.setattr(writers, "prepare_stream", prepare)
+    runner = "pyspark.sql.worker.python_streaming_sink_runner"
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "argv", ["daemon.py", runner])
+        writer().commit([message(0, 5)], 0)
+        assert (prepared, len(stream.commits)) == ([], 1)
+        # If Spark ever made in it what it sends to tasks, this would be prepared then.
+        sent = pickle.dumps(writer())
+        assert prepared == ["s"]
+        assert pickle.loads(sent)._prepare() == ("id", None)
+        assert prepared == ["s"], "a task takes the stream that was there before it"
+    writer()
+    assert prepared == ["s", "s"], "in a planner process errors are raised before any task starts"
+
+
+def test_spark_has_the_process_that_commits_under_its_name() -> None:
+    assert importlib.util.find_spec(writers._COMMIT_RUNNER) is not None
 
 
 def test_commit_of_empty_micro_batch_commits_nothing(stream: FakeStream) -> None:

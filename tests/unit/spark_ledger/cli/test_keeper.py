@@ -6,16 +6,26 @@ import asyncio
 import json
 import os
 import signal
+from collections.abc import AsyncGenerator
 
 import pytest
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import UnauthorizedError
 from spark_ledger.keeper.keeper import Keeper
-from spark_ledger.keeper.nodes import AUDIT_PATH, AuditState, Unlisted, read_audit
+from spark_ledger.keeper.nodes import (
+    AUDIT_PATH,
+    PACKED_PATH,
+    AuditState,
+    PackedNode,
+    Unlisted,
+    read_audit,
+)
+from spark_ledger.keeper.optimizing import Packable
 from spark_ledger.metadata import connect as connecting
 from spark_ledger.metadata.json_nodes import encode_node
 from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
+from spark_ledger.stream.packs.optimizer import Packed
 from spark_ledger.transport.memory import MemoryTransport
 from tests.unit.spark_ledger.cli.conftest import Run
 
@@ -87,3 +97,21 @@ def test_status_says_what_audits_found(run: Run, cluster: MemoryTree) -> None:
 def test_dry_audit_of_a_cluster_in_order_finds_nothing(run: Run) -> None:
     found = run("keeper", "audit", "--dry-run", "--json", *COMMAND[2:])
     assert (found.status, json.loads(found.out)) == (0, [])
+
+
+def test_status_says_what_was_packed(run: Run, cluster: MemoryTree) -> None:
+    node = PackedNode(packs=3, commits=700, copied_bytes=9_000)
+    asyncio.run(MemoryMetadataStore(cluster).create(PACKED_PATH, encode_node(node)))
+    fields = json.loads(run("keeper", "status", "--json", *COMMAND[2:]).out)
+    assert fields["packed"] == {"packs": 3, "commits": 700, "copied_bytes": 9_000}
+
+
+def test_dry_run_says_what_would_be_packed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def packable(_keeper: Keeper) -> AsyncGenerator[Packable, None]:
+        yield Packable("orders", Packed(4, 3, 6, 600, 2048, 9, None))
+
+    monkeypatch.setattr(Keeper, "packable", packable)
+    said = run(*COMMAND, "--dry-run").out
+    assert "stream orders: commits 4..6 are packed: 9 small entries, 2.0 KiB" in said
+    fields = json.loads(run(*COMMAND, "--dry-run", "--json").out)
+    assert fields == [{"stream": "orders", "due": "pack", "first_commit": 4, "commits": 3}]

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from bookie_server.service.read_path import merge_runs
 from spark_ledger.client.caches import cache_sizes
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.reader import LedgerReader
 from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.transport.base import LastConfirmed, ReadChunk
 from spark_ledger.types import BookieStatus, EntryId
+from spark_ledger.wire.codec import decode_read_response, encode_read_response
 from tests.unit.spark_ledger.client.world import World, run_virtually
 
 TAILS = 5
@@ -79,7 +79,8 @@ class Asked:
             runs = [chunk.run async for chunk in chunks if chunk.run is not None]
         for start in range(0, len(runs), 3):
             await self.read_room.wait()
-            run = merge_runs(runs[start : start + 3])
+            run = decode_read_response(encode_read_response(runs[start : start + 3]))[1]
+            assert run is not None
             yield ReadChunk(BookieStatus.OK, run, run.first_entry)
             if self.stops_once:
                 self.stops_once = False

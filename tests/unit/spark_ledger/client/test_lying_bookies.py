@@ -209,7 +209,7 @@ def test_long_sentences_of_a_peer_are_cut_and_of_one_line() -> None:
 
 def test_chunks_for_ever_end_with_the_first_that_is_not_wanted() -> None:
     """The reader stops a bookie that sends the same entries again and again."""
-    message = encode_read_response(EntryRun(LedgerId(7), EntryId(0), None, [40], bytes(40)))
+    message = encode_read_response([EntryRun(LedgerId(7), EntryId(0), None, [40], bytes(40))])
 
     async def main() -> None:
         async with answering(message, for_ever=True) as transport:

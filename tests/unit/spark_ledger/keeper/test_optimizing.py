@@ -9,9 +9,11 @@ import pytest
 
 from spark_ledger.errors import BookieUnavailableError
 from spark_ledger.keeper.keeper import Keeper
+from spark_ledger.keeper.nodes import PackedNode, read_packed
 from spark_ledger.stream.packs.optimizer import Optimizer
 from spark_ledger.stream.packs.store import read_packs
 from spark_ledger.stream.stream import Stream
+from spark_ledger.tasks import Throttle
 from tests.unit.spark_ledger.client.world import World, run
 from tests.unit.spark_ledger.keeper.test_streams import closed_commits, ledgers
 from tests.unit.spark_ledger.keeper.world import Clock, keeper, new_stream, passes, read
@@ -104,6 +106,52 @@ def test_keeper_that_is_told_not_to_packs_nothing() -> None:
         cared = await elected(world, clock, optimize_s=0.0)
         await looked(cared, clock)
         assert await packed(stream) == [(0, 2)]
+
+    run(test)
+
+
+def test_look_without_work_says_what_is_due_and_writes_nothing() -> None:
+    async def test(world: World) -> None:
+        stream, other = await optimized(world), await optimized(world, "other")
+        await closed_commits(world, stream, 4)
+        await closed_commits(world, other, 1)
+        cared = await keeper(world, Clock(), optimize_s=HOUR_S)
+        before = await ledgers(world)
+        found = [each async for each in cared.packable()]
+        assert [(each.stream, each.packed.first, each.packed.commits) for each in found] == [
+            ("s", 2, 4)
+        ]
+        assert (await packed(stream), await ledgers(world)) == ([(0, 2)], before)
+        never = await keeper(world, Clock(), optimize_s=0.0)
+        assert [each async for each in never.packable()] == []
+
+    run(test)
+
+
+def test_packs_are_copied_at_a_rate_and_counted_for_the_next_keeper(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    passed: list[int] = []
+
+    async def take(throttle: Throttle, count: int) -> None:
+        assert throttle._rate == 7.0
+        passed.append(count)
+
+    async def test(world: World) -> None:
+        stream = await optimized(world)
+        clock = Clock()
+        cared = await elected(world, clock, optimize_bytes_per_s=7.0)
+        monkeypatch.setattr(Throttle, "take", take)
+        for first in (2, 6):
+            await closed_commits(world, stream, 4)
+            clock.now += HOUR_S
+            await looked(cared, clock)
+            assert (await packed(stream))[-1] == (first, first + 4)
+        packs = (await read_packs(stream._nodes)).value.packs[1:]
+        assert sum(passed) == sum(pack.size_bytes for pack in packs) > 0
+        counted = await read_packed(cared._store)
+        assert counted is not None
+        assert counted.value == PackedNode(packs=2, commits=8, copied_bytes=sum(passed))
 
     run(test)
 

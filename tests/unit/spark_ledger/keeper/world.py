@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from spark_ledger.client.ledger_client import LedgerClient
-from spark_ledger.keeper.keeper import Keeper, KeeperConfig
+from spark_ledger.keeper.config import KeeperConfig
+from spark_ledger.keeper.keeper import Keeper
 from spark_ledger.metadata.memory import MemoryMetadataStore
 from spark_ledger.metadata.unsettled import OPEN_PATH, UNNAMED_PATH, pages
 from spark_ledger.stream.catalog import StreamCatalog

@@ -68,6 +68,14 @@ def test_a_second_failure_is_handled_first() -> None:
     assert one(recoverer.choose(i1="b3"), ChooseBookies).indexes == (0,)
 
 
+def test_recovery_closes_when_ack_quorum_bookies_hold_what_it_found_and_not_before() -> None:
+    recoverer = found_one()
+    recoverer.end(2, NO, 1)
+    assert recoverer.ack(0, "b0", 0) == [], "one of AQ = 2 (rule P16)"
+    assert recoverer.ack(0, "b0", 0) == [], "the same bookie, once more"
+    assert one(recoverer.ack(2, "b2", 0), TellLength)
+
+
 def test_write_back_below_ack_quorum_fails() -> None:
     recoverer = found_one()
     recoverer.fail(1, "b1")

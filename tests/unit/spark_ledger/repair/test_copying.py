@@ -76,7 +76,7 @@ class Copying:
         ledger = (await LedgerStore(self.client.store).read(writer.ledger_id)).value
         (fragment,) = final_fragments(ledger)
         self.lost, *self.others = fragment.bookies
-        (self.target,) = set(self.world.bookies) - set(fragment.bookies)
+        self.target, *self.strangers = sorted(set(self.world.bookies) - set(fragment.bookies))
         self.ledger_id = writer.ledger_id
         self.lane: LaneCopy
         (self.lane,) = lane_copies(ledger, fragment, 0, lost={self.lost})
@@ -153,7 +153,11 @@ def test_lost_member_is_asked_when_nobody_else_has_an_entry() -> None:
         made, target = await Copying(world).prepare(), Target([OK] * 20)
         for name in made.others:
             del world.bookies[name].ledgers[made.ledger_id].entries[7]
-        await made.to(target)
+        directory = made.client.context.directory
+        there = [info for info in directory.all() if info.bookie_id != made.lost]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(directory, "all", lambda: there)
+            await made.to(target)
         assert made.counts["entries"] == 20
 
     run_virtually(test, bookies=4)
@@ -175,3 +179,39 @@ def test_copies_wait_for_the_rate_of_their_source() -> None:
         assert sum(count for _, count in waited) == made.counts["bytes"] > 0
 
     run_virtually(test, bookies=4)
+
+
+def test_entry_that_only_another_bookie_has_is_copied_from_there() -> None:
+    """The metadata are a backup from before a move: who is named has given its copy back."""
+
+    async def test(world: World) -> None:
+        made, target = await Copying(world).prepare(), Target([OK] * 20)
+        (holder,) = made.strangers
+        world.bookies[holder].ledgers[made.ledger_id] = world.bookies[made.lost].ledgers.pop(
+            made.ledger_id
+        )
+        for name in made.others:
+            world.bookies[name].ledgers.pop(made.ledger_id)
+        await made.to(target)
+        assert made.counts["entries"] == 20
+
+    run_virtually(test, bookies=5)
+
+
+def test_entry_that_one_of_its_members_has_is_asked_of_nobody_else() -> None:
+    async def test(world: World) -> None:
+        made, target = await Copying(world).prepare(), Target([OK] * 20)
+        named = {made.lost, *made.others}
+        transport = made.client.context.transport
+        read, asked = transport.read, set()
+
+        def watched(bookie_id: BookieId, *given: object, **named: object) -> object:
+            asked.add(bookie_id)
+            return read(bookie_id, *given, **named)  # type: ignore[arg-type]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(transport, "read", watched)
+            await made.to(target)
+        assert asked and asked <= named
+
+    run_virtually(test, bookies=6)

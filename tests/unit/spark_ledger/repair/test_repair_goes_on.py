@@ -15,7 +15,7 @@ from spark_ledger.repair.copying import Copier
 from spark_ledger.repair.nodes import FAILED_PATH, FailedRepair, mark
 from spark_ledger.repair.plan import LaneCopy
 from spark_ledger.types import BookieId
-from tests.unit.spark_ledger.client.world import World, run_virtually
+from tests.unit.spark_ledger.client.world import World, run, run_virtually
 from tests.unit.spark_ledger.repair.test_worker import filled
 from tests.unit.spark_ledger.repair.world import crew, lacking, lose, marked
 
@@ -77,6 +77,29 @@ def test_ledger_that_fails_is_tried_twice_as_late_each_time_up_to_a_bound() -> N
         assert await read_node(client.store, FailedRepair, path) is None, "it is no trouble now"
 
     run_virtually(test)
+
+
+def test_ledger_that_waits_for_an_operator_is_looked_at_each_minute() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await filled(client, password=b"secret")
+        name = BookieId(writer.metadata.last_fragment.bookies[0])
+        await lose(world, name)
+        await mark(client.store, writer.ledger_id, frozenset([name]), 2)
+        cared = await crew(world, open_grace_s=0.0)
+        for _ in range(10):
+            await cared.worker.run_pass()
+            cared.clock.now += 3600.0
+        await cared.worker.run_pass()
+        path = id_path(FAILED_PATH, writer.ledger_id)
+        failed = await read_node(client.store, FailedRepair, path)
+        assert failed is not None and failed.value.tries == 11
+        assert "only who knows the password" in failed.value.reason
+        assert await cared.worker.run_pass() == 0
+        cared.clock.now += 60.0
+        assert await cared.worker.run_pass() == 1
+
+    run(test, bookies=5)  # keys are derived on a thread
 
 
 def test_pass_that_is_cut_off_leaves_nothing_at_work(monkeypatch: pytest.MonkeyPatch) -> None:

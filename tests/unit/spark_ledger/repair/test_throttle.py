@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from spark_ledger.repair.throttle import Throttle, Throttles
+from spark_ledger.repair.throttle import Throttles
+from spark_ledger.tasks import Throttle
 from spark_ledger.types import BookieId
 from tests.unit.virtual_time import run_in_virtual_time
 

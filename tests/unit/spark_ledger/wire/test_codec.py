@@ -78,10 +78,28 @@ def test_append_requests_are_those_of_protobuf(commands: list[AddCommand]) -> No
 @given(runs())
 def test_read_responses_are_those_of_protobuf(run: EntryRun) -> None:
     message = pb.ReadResponse(run=as_protobuf(AddCommand(0, b"", False, run)).run)
-    assert pb.ReadResponse.FromString(encode_read_response(run)) == message
-    for data in (encode_read_response(run), message.SerializeToString()):
+    assert pb.ReadResponse.FromString(encode_read_response([run])) == message
+    for data in (encode_read_response([run]), message.SerializeToString()):
         response, decoded = decode_read_response(data)
         assert (response.status, decoded) == (pb.OK, run)
+
+
+def test_runs_in_one_read_response_keep_their_ids() -> None:
+    def run(first: int, count: int, ids: list[int] | None = None) -> EntryRun:
+        frames = bytes([first]) * 2 * count
+        return EntryRun(LedgerId(1), EntryId(first), ids, [2] * count, frames)
+
+    def together(*runs: EntryRun) -> tuple[int, list[int] | None, list[int], bytes]:
+        _response, found = decode_read_response(encode_read_response(runs))
+        assert found is not None
+        ids = None if found.entry_ids is None else list(found.entry_ids)
+        return found.first_entry, ids, list(found.sizes), found.frames
+
+    zeros, twos = bytes(4), bytes([2]) * 6
+    assert together(run(0, 2), run(2, 3)) == (0, None, [2] * 5, zeros + twos)
+    assert together(run(0, 2), run(5, 1)) == (0, [0, 1, 5], [2] * 3, zeros + bytes([5, 5]))
+    assert together(run(0, 2, [0, 1]), run(2, 3)) == (0, None, [2] * 5, zeros + twos)
+    assert together(run(4, 2, [4, 9])) == (4, [4, 9], [2] * 2, bytes([4]) * 4)
 
 
 def test_the_end_of_a_read_names_the_entry() -> None:
