@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -21,12 +20,11 @@ from spark_ledger.errors import (
     NotEnoughBookiesError,
     OutcomeUnknownError,
 )
-from spark_ledger.limits import GIB, KIB, MIB
+from spark_ledger.limits import KIB
 from spark_ledger.limits.entries import ENTRY_PAYLOAD_BYTES_MAX
-from spark_ledger.stream import model
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.format.entries import decode_entry
-from spark_ledger.stream.model import UNPLACED, Retention, Segment, StreamConfig
+from spark_ledger.stream.model import UNPLACED, Segment
 from spark_ledger.stream.segment_writer import SegmentWriter, as_batches
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import Quorums
@@ -129,31 +127,6 @@ def test_a_large_ledger_is_replaced_in_the_middle_and_closed() -> None:
         assert all(ledger.closed for ledger in ledgers.ledgers.values())
 
     run(scenario())
-
-
-def test_ledgers_are_a_share_of_what_retention_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model, "LEDGER_BYTES_LEAST", KIB)
-
-    async def scenario() -> None:
-        ledgers = FakeLedgers()
-        kept = Retention(size_bytes=model.LEDGERS_KEPT * 4 * KIB)
-        stream = await new_stream(ledgers, segment_roll_bytes=64 * KIB, retention=kept)
-        writer = stream.writer(compression="none")
-        await writer.write(table(0, 600))
-        segments = await writer.finish()
-        assert len(segments) > 2
-        for segment in segments[:-1]:
-            assert sum(map(len, ledgers.ledgers[segment.ledger_id].payloads)) <= 4 * KIB
-        await writer.close()
-
-    run(scenario())
-    config = StreamConfig("s", "id", (SCHEMA,), has_retention=True)
-    for kept_bytes, most in ((None, GIB), (64 * GIB, GIB), (32 * MIB, MIB), (KIB, KIB)):
-        limited = replace(config, retention=Retention(size_bytes=kept_bytes))
-        assert limited.ledger_bytes_max == most
-    assert replace(limited, segment_roll_bytes=MIB).ledger_bytes_max == KIB
-    tiny = replace(config, segment_roll_bytes=2 * MIB, retention=Retention(size_bytes=GIB))
-    assert tiny.ledger_bytes_max == 2 * MIB
 
 
 def test_an_old_ledger_is_replaced() -> None:
