@@ -244,12 +244,7 @@ class SegmentWriter:
         Raises what an append failed with, RetryableError if a ``write`` or ``seal`` of it failed
         before: the rest would be a micro-batch with rows missing.
         """
-        if self._is_broken:
-            self.abandon()
-            raise RetryableError(
-                f"stream {self._schemas.config.name!r}: a part of this micro-batch could not be "
-                "written, so none of it can be finished: write all of it again"
-            )
+        self._check_whole()
         encoder, self._encoder = self._encoder, None
         if encoder is not None:
             self._calls += 1
@@ -261,9 +256,18 @@ class SegmentWriter:
             finally:
                 self._calls -= 1
                 self._used()
+            self._check_whole()
         segments, self._segments = self._segments, []
         self._new = []
         return PendingSegments(self, segments)
+
+    def _check_whole(self) -> None:
+        if self._is_broken:
+            self.abandon()
+            raise RetryableError(
+                f"stream {self._schemas.config.name!r}: a part of this micro-batch could not be "
+                "written, so none of it can be finished: write all of it again"
+            )
 
     async def finish(self) -> list[Segment]:
         """End the micro-batch; its segments (no number yet) once all entries are confirmed.
@@ -278,9 +282,13 @@ class SegmentWriter:
             raise
 
     def abandon(self) -> None:
-        """Forget the micro-batch. Its entries stay, but no commit will name them (rule T1)."""
+        """Forget the micro-batch. Its entries stay, but no commit will name them (rule T1).
+
+        What a ``write`` or ``seal`` that is under way still brings is not the whole of it: that one
+        cannot be finished.
+        """
         failed = [segment.ledger for segment in self._segments if segment.failure is not None]
-        self._segments, self._encoder, self._is_broken = [], None, False
+        self._segments, self._encoder, self._is_broken = [], None, self._calls > 0
         self._new = []
         for ledger in failed:
             self.stop_using(ledger)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
@@ -27,6 +27,8 @@ class AppendedStreams:
     def __init__(self, streams: StreamCatalog) -> None:
         self._streams = streams
         self._handles: OrderedDict[str, Stream] = OrderedDict()
+        self._uses: Counter[Stream] = Counter()
+        """Calls that use a handle now: one that is in use is not closed."""
 
     async def append_to(
         self,
@@ -43,34 +45,53 @@ class AppendedStreams:
         ``commit_to`` and ``Stream.append``: nothing is committed to any of them then.
         """
         new_proposal("append_to", sink_id, transaction_id, run_id, False, None)  # checks the ids
-        opened = {name: await self._open(name) for name in data}
-        columns = [columns_of(rows) if merge_schema else None for rows in data.values()]
-        written = await run_all(
-            opened[name].write(rows, merge_schema=merge_schema) for name, rows in data.items()
-        )
-        commits = await commit_to(
-            list(zip(opened.values(), written, strict=True)),
-            sink_id=sink_id,
-            transaction_id=transaction_id,
-            run_id=run_id,
-            new_columns=columns,
-        )
+        used: list[Stream] = []
+        try:
+            opened = {name: await self._open(name, used) for name in data}
+            columns = [columns_of(rows) if merge_schema else None for rows in data.values()]
+            written = await run_all(
+                opened[name].write(rows, merge_schema=merge_schema) for name, rows in data.items()
+            )
+            commits = await commit_to(
+                list(zip(opened.values(), written, strict=True)),
+                sink_id=sink_id,
+                transaction_id=transaction_id,
+                run_id=run_id,
+                new_columns=columns,
+            )
+        finally:
+            self._uses -= Counter(used)
+            await self._close_oldest()
         return dict(zip(data, commits, strict=True))
 
-    async def _open(self, name: str) -> Stream:
-        """The handle of the stream that has the name now."""
-        known = self._handles.pop(name, None)
-        if known is not None:
-            try:
-                await known.refresh()
-            except NoSuchStreamError:
-                await known.close()
-                known = None
-        self._handles[name] = known or await self._streams.open(name)
-        while len(self._handles) > 2 * STREAMS_PER_COMMIT_MAX:
-            _, oldest = self._handles.popitem(last=False)
-            await oldest.close()
-        return self._handles[name]
+    async def _open(self, name: str, used: list[Stream]) -> Stream:
+        """The handle of the stream that has the name now, which is added to ``used``."""
+        known = self._handles.get(name)
+        if known is None:
+            opened = await self._streams.open(name)
+            known = self._handles.setdefault(name, opened)  # another call may have opened it too
+        else:
+            opened = None
+        self._handles.move_to_end(name)
+        self._uses[known] += 1  # before anything else is awaited
+        used.append(known)
+        if known is opened:
+            return known
+        try:
+            await known.refresh()
+        except NoSuchStreamError:
+            if self._handles.get(name) is known:
+                del self._handles[name]
+            await known.close()
+            return await self._open(name, used)
+        return known
+
+    async def _close_oldest(self) -> None:
+        """Keep no more than a few commits need, of those that nobody uses."""
+        unused = [name for name, handle in self._handles.items() if not self._uses[handle]]
+        over = max(0, len(self._handles) - 2 * STREAMS_PER_COMMIT_MAX)
+        for handle in [self._handles.pop(name) for name in unused[:over]]:
+            await handle.close()
 
     async def close(self) -> None:
         """Close the ledgers. Idempotent."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from connector.option_parsers import PositionJson, parse_position
+from connector.read import stream_source
 from connector.read.lag import Lag, stream_lag
 from connector.read.stream_source import StreamSource
 from spark_ledger.types import Dlsn
@@ -85,3 +87,13 @@ def test_newest_offset_may_be_pasted_as_a_position(stream: FakeStream) -> None:
     position = parse_position(json.dumps(report(reader)))
     assert isinstance(position, PositionJson)
     assert position.dlsn == Dlsn(3)
+
+
+def test_lag_is_reckoned_by_the_clock_that_dates_commits(
+    stream: FakeStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = source(stream, maxRowsPerTrigger="9")
+    reader.latest_offset(offset(0), unlimited=False)
+    wall = SimpleNamespace(time_ns=lambda: 7_500_000_000)
+    monkeypatch.setattr(stream_source, "time", wall)
+    assert report(reader)["millisBehind"] == 5500, "the oldest row that waits is of 2 s"

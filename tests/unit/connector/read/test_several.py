@@ -24,7 +24,7 @@ from spark_ledger.errors import (
     SchemaMismatchError,
 )
 from spark_ledger.spark.progress import progress_of
-from spark_ledger.stream.blocking import StreamConnection
+from spark_ledger.stream.blocking import Stream, StreamConnection
 from spark_ledger.types import Dlsn
 from tests.unit.connector.world import ROWS, Cluster, cluster, copied, table
 
@@ -360,6 +360,34 @@ def test_stream_made_again_loses_rows_of_that_stream_only(cluster: Cluster) -> N
     with pytest.raises(DataLossError, match="stream 'b' was deleted and created again"):
         strict.trigger()
     assert lenient.rest() == {"b": [20]}
+
+
+def test_handle_of_each_stream_that_was_deleted_or_made_again_is_closed(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[Stream] = []
+    close = Stream.close
+
+    def noted(self: Stream) -> None:
+        closed.append(self)
+        close(self)
+
+    monkeypatch.setattr(Stream, "close", noted)
+    a = cluster.create(1, name="a")
+    cluster.create(10, name="b")
+    query = Query(failOnDataLoss="false")
+    query.trigger()
+    opened: Any = query.reader._source
+    for row in (20, 30):
+        former = opened._sources["b"].stream
+        cluster.create(row, name="b")
+        assert query.rest() == {"b": [row]}
+        assert former in closed, "its watch and its ledgers are for nobody"
+    last, kept = opened._sources["b"].stream, opened._sources["a"].stream
+    cluster.outside.delete_stream("b")
+    a.append(table(2))
+    assert query.rest() == {"a": [2]}
+    assert last in closed and kept not in closed
 
 
 def test_truncated_stream_loses_rows_of_that_stream_only(cluster: Cluster) -> None:

@@ -184,6 +184,30 @@ def test_span_goes_on_behind_the_last_row_after_an_error(
     assert len(calls) > 2 * len(partitions)
 
 
+@pytest.mark.parametrize("behind", range(1, 7))
+def test_span_goes_on_within_a_commit_of_several_segments(
+    behind: int, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an error behind any row, with rows of the same commit left to read, or none."""
+    made, writers = cluster.create(), [cluster.stream().writer() for _ in range(3)]
+    for first in range(0, 36, 3):
+        segments = []
+        for number, writer in enumerate(writers):
+            writer.write(table(first + number))
+            segments += writer.finish()
+        made.commit_segments(segments)
+    read = Stream.read_commits
+
+    def breaking(self: Stream, commits: range, start: Dlsn, end: Dlsn, **options: object):  # type: ignore[no-untyped-def]
+        for number, batch in enumerate(read(self, commits, start, end, **options)):  # type: ignore[arg-type]
+            if number == behind:
+                raise BookieUnavailableError("for a moment")
+            yield batch
+
+    monkeypatch.setattr(Stream, "read_commits", breaking)
+    assert rows_of(planned()) == list(range(36))
+
+
 def test_span_of_rows_that_were_overwritten_since_is_read_as_long_as_they_are_there(
     cluster: Cluster,
 ) -> None:

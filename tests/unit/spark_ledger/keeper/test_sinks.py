@@ -118,3 +118,31 @@ def test_keeper_that_is_not_elected_any_more_removes_no_record(
         assert await forget_sinks(client.store, stream, current, older_than_s=DAY_S) == 1
 
     run(test)
+
+
+@pytest.mark.parametrize("before", [1, 2, 3])
+def test_record_of_a_sink_whose_commit_was_truncated_is_removed_as_well(
+    before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its age is then that of the first commit that is left, at least."""
+    days = Days(monkeypatch)
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        stream = await new_stream(client)
+        await commit(stream, "gone", 1)
+        for number in range(1, 4):
+            days.now = 10 * number
+            await commit(stream, "alive", number)
+        await stream.retention.truncate((before,))
+        await client.store.create("keeper/epoch", b"x")
+        elected, days_left = Check("keeper/epoch", 0), 30 - 10 * before
+        asked = [(days_left + 1, 0), (days_left, 1)] if days_left else [(1, 0)]
+        for older_than, removed in asked:
+            count = await forget_sinks(
+                client.store, stream, elected, older_than_s=older_than * DAY_S
+            )
+            assert count == removed
+        assert ("gone" in await sinks(world)) == (days_left == 0)
+
+    run(test)

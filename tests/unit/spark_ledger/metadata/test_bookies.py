@@ -15,7 +15,9 @@ from spark_ledger.errors import (
 )
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.cluster import CLUSTER_PATH, ensure_cluster, read_cluster
+from spark_ledger.metadata.codec import encode_bookie
 from spark_ledger.metadata.cookies import cookie_path
+from spark_ledger.metadata.directory import BookieDirectory
 from spark_ledger.metadata.memory import Fault, MemoryTree, Outcome
 from spark_ledger.types import BookieId, BookieInfo, BookieState
 
@@ -68,6 +70,27 @@ def test_register_with_new_state_is_never_missing_from_both_lists() -> None:
             await registry.register(bookie("b", state=state))
         await asyncio.sleep(0)
         assert empty == []
+
+    asyncio.run(main())
+
+
+def test_bookie_that_is_in_both_states_counts_as_read_only() -> None:
+    """It is while it changes its state: whoever looks must not give it new entries."""
+
+    async def main() -> None:
+        tree = MemoryTree()
+        store = tree.open_session()
+        for state in BookieState:
+            path = f"bookies/{state.value}/b"
+            await store.create(path, encode_bookie(bookie("b")), ephemeral=True)
+        registry = BookieRegistry(tree.open_session())
+        wanted = bookie("b", state="readonly")
+        assert await registry.list() == [wanted]
+        assert await registry.get(BookieId("b")) == wanted
+        directory = BookieDirectory(registry)
+        await directory.start()
+        assert (directory.all(), directory.writable()) == ([wanted], [])
+        await directory.close()
 
     asyncio.run(main())
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 
+from spark_ledger.stream import several
 from spark_ledger.stream.catalog import StreamCatalog
-from spark_ledger.stream.several import AppendedStreams, wait_for_any
+from spark_ledger.stream.several import AppendedStreams, commit_to, wait_for_any
 from spark_ledger.stream.stream import Stream
-from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
-from tests.unit.spark_ledger.stream.world import SCHEMA, another, table
+from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers, FakeWriter
+from tests.unit.spark_ledger.stream.world import SCHEMA, another, numbers, table
 from tests.unit.virtual_time import run_in_virtual_time
 
 WAITS_S = 60.0
@@ -84,5 +86,74 @@ def test_handle_of_a_stream_that_was_made_again_closes_its_ledger() -> None:
             assert ledger.closed
         await appended.close()
         assert all(each.closed for each in ledgers.ledgers.values())
+
+    run_in_virtual_time(test())
+
+
+@pytest.mark.parametrize("streams", [1, 2, 6])
+def test_appends_to_more_streams_than_are_kept_are_whole_and_leave_no_ledger_open(
+    streams: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many calls at once, of which some name the same streams: the kept handles are two."""
+    monkeypatch.setattr(several, "STREAMS_PER_COMMIT_MAX", 1)
+    open_ = StreamCatalog.open
+
+    async def test(seed: int) -> None:
+        draw = random.Random(seed)
+
+        async def room(_self: FakeWriter) -> None:
+            await asyncio.sleep(draw.random())
+
+        async def slow_open(self: StreamCatalog, name: str) -> Stream:
+            await asyncio.sleep(draw.random())
+            return await open_(self, name)
+
+        monkeypatch.setattr(FakeWriter, "wait_for_room", room)
+        monkeypatch.setattr(StreamCatalog, "open", slow_open)
+        ledgers = FakeLedgers()
+        catalog = StreamCatalog(ledgers)
+        names = [f"s{n}" for n in range(streams)]
+        for name in names:
+            await catalog.create(name, SCHEMA, entry_bytes=1024)
+        appended = AppendedStreams(catalog)
+
+        async def append(first: int) -> None:
+            await asyncio.sleep(draw.random() * 10)
+            await appended.append_to({names[first % streams]: table(100 * first, 100)})
+
+        await asyncio.gather(*map(append, range(24)))
+        assert len(appended._handles) <= 2 and not appended._uses, f"seed {seed}"
+        left_open = [each for each in ledgers.ledgers.values() if not each.closed]
+        assert len(left_open) <= min(2, streams), f"seed {seed}: those that are kept"
+        for number, name in enumerate(names):
+            found = await numbers((await catalog.open(name)).read())
+            wanted = [100 * n + row for n in range(number, 24, streams) for row in range(100)]
+            assert sorted(found) == wanted, f"seed {seed}"
+        await appended.close()
+        assert all(each.closed for each in ledgers.ledgers.values()), f"seed {seed}"
+
+    for _ in range(5):
+        run_in_virtual_time(test(random.randrange(1 << 30)))
+
+
+def test_commit_to_several_streams_is_seen_at_once_through_each_of_their_handles() -> None:
+    """Also while the handles follow the heads, and nobody has told them of a change."""
+
+    async def test() -> None:
+        _, streams = await three()
+        waits = [
+            asyncio.create_task(each.wait_for_commit(after_segment=0, timeout_s=WAITS_S))
+            for each in streams
+        ]
+        await asyncio.sleep(1)
+        for each in streams:
+            store_watch = each._watch._watch
+            assert store_watch is not None
+            store_watch.cancel()
+        segments = [await each.write(table(n)) for n, each in enumerate(streams)]
+        await commit_to(list(zip(streams, segments, strict=True)))
+        assert [(await each.head()).next_commit for each in streams] == [1, 1, 1]
+        await asyncio.wait(waits, timeout=1)
+        assert all(wait.done() for wait in waits)
 
     run_in_virtual_time(test())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import itertools
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pyarrow as pa
@@ -14,9 +15,11 @@ from spark_ledger.errors import (
     RetryableError,
     SchemaMismatchError,
 )
+from spark_ledger.stream import segment_writer
+from spark_ledger.stream.catalog import StreamCatalog
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers, FakeWriter
 from tests.unit.spark_ledger.stream.test_segment_writer import new_stream, rows_of
-from tests.unit.spark_ledger.stream.world import numbers, run, table
+from tests.unit.spark_ledger.stream.world import SCHEMA, numbers, run, table
 
 
 def test_finish_after_failed_write_is_refused() -> None:
@@ -168,3 +171,89 @@ def test_append_whose_caller_leaves_anywhere_gives_no_rows_to_the_next() -> None
         await stream.close()
 
     run(scenario())
+
+
+@pytest.mark.parametrize("who", ["close of the stream", "close of the writer", "abandon"])
+def test_micro_batch_that_is_forgotten_while_it_is_written_is_whole_or_refused(
+    who: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else closes what writes it, between any two steps of the loop."""
+
+    async def aside(work: Callable[..., Any], *arguments: Any) -> Any:
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return work(*arguments)
+
+    monkeypatch.setattr(segment_writer, "ENCODE_IN_THREAD_BYTES_MIN", 1)
+    monkeypatch.setattr("spark_ledger.stream.segment_writer.asyncio.to_thread", aside)
+    data = [*(table(100 * n, 100) for n in range(6)), table(600, 3)]  # the last rows are held
+
+    async def scenario(step: int) -> bool:
+        stream = await StreamCatalog(FakeLedgers()).create("s", SCHEMA, entry_bytes=1024)
+        writer = stream._append_writer = stream.writer()
+
+        async def append() -> None:
+            if who == "close of the stream":
+                await stream.append(pa.concat_tables(data))
+                return
+            for part in data:
+                await writer.write(part)
+            await stream.commit_segments(await writer.finish())
+
+        appending = asyncio.create_task(append())
+        for _ in range(step):
+            await asyncio.sleep(0)
+        is_late = appending.done()
+        if who == "close of the stream":
+            await stream.close()
+        elif who == "close of the writer":
+            await writer.close()
+        else:
+            writer.abandon()
+        await asyncio.wait([appending])
+        found = await numbers(stream.read())
+        if appending.exception() is None:
+            assert found in (list(range(603)), []), f"step {step}: a part was committed"
+            assert found or who != "close of the stream"
+        else:
+            assert isinstance(appending.exception(), RetryableError | LedgerClosedError)
+            assert found == []
+        await stream.append(table(7))
+        assert await numbers(stream.read()) == [*found, 7], "the next one is whole"
+        await writer.close()
+        await stream.close()
+        return not is_late
+
+    step = 0
+    while run(scenario(step)):
+        step += 1
+    assert step > 20, "there were steps between"
+
+
+def test_columns_of_a_micro_batch_that_was_given_up_are_none_of_the_next() -> None:
+    """Whichever of its batches comes again, and in whichever order."""
+    names = ["one", "two"]
+
+    def batch(name: str) -> pa.Table:
+        return table(0).append_column(name, pa.array([1]))
+
+    async def scenario(given_up: list[str], following: list[str]) -> None:
+        stream = await StreamCatalog(FakeLedgers()).create("s", SCHEMA)
+        writer = stream.writer(merge_schema=True)
+        for name in given_up:
+            await writer.write(batch(name))
+        writer.abandon()
+        for name in following:
+            await writer.write(batch(name))
+        await stream.commit_segments(await writer.finish())
+        assert (await stream.refresh()).schema.names == [*SCHEMA.names, *following]
+        assert len(stream.config.schemas) == 1 + len(following), "one version for each"
+        read = [row async for rows in stream.read() for row in rows.to_pylist()]
+        assert [[row[name] for name in following] for row in read] == [
+            [1 if name == other else None for other in following] for name in following
+        ]
+        await writer.close()
+
+    orders = [names, names[::-1], names[:1], names[1:]]
+    for given_up, following in itertools.product(orders, orders):
+        run(scenario(given_up, following))

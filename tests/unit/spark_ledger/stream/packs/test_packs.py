@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from spark_ledger.errors import ConfigurationError, CorruptionError, DataLossError
+from spark_ledger.errors import ConfigurationError, CorruptionError, DataLossError, LedgerError
 from spark_ledger.metadata.memory import Outcome
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.format.metadata_column import PositionedBatch
@@ -452,3 +453,36 @@ def test_audit_takes_a_pack_for_named_and_counts_its_ledger() -> None:
         assert (after.live, after.reclaimable) == (1, 0)
 
     run(scenario())
+
+
+def test_pack_that_cannot_be_written_leaves_no_open_ledger_behind() -> None:
+    """An append that fails, and a caller that leaves, at each entry of the pack and its index."""
+
+    async def scenario(failing: int, leaves: bool) -> bool:
+        ledgers = FakeLedgers()
+        stream = await written(ledgers)
+        known = set(ledgers.ledgers)
+        ledgers.fail_append_at = ledgers.appends + failing
+        if leaves:
+            ledgers.append_error = LedgerError("its connection has ended")
+            work = asyncio.create_task(optimize(stream))
+            while ledgers.appends < ledgers.fail_append_at and not work.done():
+                await asyncio.sleep(0)
+            work.cancel()
+            await asyncio.wait([work])
+        else:
+            with contextlib.suppress(LedgerError):
+                await optimize(stream)
+        if ledgers.appends < ledgers.fail_append_at:
+            return False
+        made = set(ledgers.ledgers).union(ledgers.deleted) - known
+        assert len(made) == 1
+        assert made == set(ledgers.closed_later), "the connection closes it"
+        assert not packs_of(ledgers).packs
+        return True
+
+    for leaves in (False, True):
+        tried = 1
+        while run(scenario(tried, leaves)):
+            tried += 1
+        assert tried > 2, "an entry, and the index"
