@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from spark_ledger.lab.protocols import LOSE_NOTHING
+from spark_ledger.lab.protocols import LOSE_NOTHING, ONCE_IN_ORDER
 from spark_ledger.lab.runs import run
 from spark_ledger.lab.scenarios import DRAWN
 
@@ -48,6 +48,8 @@ def explore(protocol: str, seeds: Iterable[int], advance: Callable[[], None]) ->
             unacknowledged += outcome.sent - outcome.acknowledged
             lost_in, most_lost = lost_in + (outcome.lost > 0), max(most_lost, outcome.lost)
             stale_in += outcome.stale > 0
+            if protocol in ONCE_IN_ORDER and (outcome.doubled or outcome.reordered):
+                broken.append((seed, "A value is doubled or reordered."))
             if (outcome.lost or outcome.stale) and first_seed is None:
                 first_seed = seed
         advance()

@@ -11,6 +11,13 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from spark_ledger.lab.kafka_idempotence import (
+    GAP,
+    NEXT,
+    InitProducer,
+    ProducerGiven,
+    Sequences,
+)
 from spark_ledger.lab.machines import (
     Ask,
     Effect,
@@ -52,6 +59,8 @@ class KafkaOptions(NamedTuple):
     """False: followers cut their log at their high watermark, as before KIP-101."""
     eligible_leaders: bool = False
     """``eligible.leader.replicas``: see ``Controller``."""
+    idempotent: bool = False
+    """``enable.idempotence`` of the producer: see ``kafka_idempotence.py``."""
     reads: str = ""
     """Whom consumers ask: nobody reads, the ``leader``, or a ``follower``."""
 
@@ -137,6 +146,8 @@ class Controller:
         self.eligible: tuple[str, ...] = ()
         """May lead, and are not in sync."""
         self._last_leader = brokers[0]
+        self._producers: list[int] = []
+        """The epoch of each producer's id; the first id is 1."""
 
     def knows(self) -> str:
         state = self.state
@@ -158,6 +169,8 @@ class Controller:
                 if current and source == self.state.leader:
                     return self._change(isr=isr)
                 return [Send(source, self.state)]
+            case Received(source, InitProducer(producer)):
+                return [Send(source, self._give(producer))]
             case Tick():
                 effects = []
                 for broker in self._brokers:
@@ -166,6 +179,14 @@ class Controller:
                 return effects
             case _:
                 return []
+
+    def _give(self, producer: int) -> ProducerGiven:
+        """A new id, or the next epoch of this one."""
+        if not producer:
+            self._producers.append(0)
+            return ProducerGiven(len(self._producers), 0)
+        self._producers[producer - 1] += 1
+        return ProducerGiven(producer, self._producers[producer - 1])
 
     def _is_live(self, broker: str, now: float) -> bool:
         seen = self._seen.get(broker)
@@ -240,6 +261,7 @@ class Broker:
         self._parked: dict[str, Fetch] = {}
         """Fetches that wait for an entry, by follower."""
         self._waiting: dict[int, str] = {}
+        self._sequences = Sequences(store)
         self._altering: tuple[str, ...] = ()
         self._fetch_due = 0.0
         self._fetches = 0
@@ -269,8 +291,8 @@ class Broker:
                 return self._on_grown(now) if self._options.flush_each else []
             case Received(_, LeaderAndIsr() as state):
                 return self._on_state(state, now)
-            case Received(source, Produce(value)):
-                return self._on_produce(source, value, now)
+            case Received(source, Produce() as produce):
+                return self._on_produce(source, produce, now)
             case Received(source, Ask(number)):
                 return self._on_ask(source, number)
             case Received(source, Fetch() as fetch):
@@ -355,13 +377,19 @@ class Broker:
 
     # -- the leader --------------------------------------------------------------------------------
 
-    def _on_produce(self, source: str, value: int, now: float) -> list[Effect]:
-        options = self._options
+    def _on_produce(self, source: str, produce: Produce, now: float) -> list[Effect]:
+        options, (value, stamp, attempt) = self._options, produce
         if not self.is_leader:
-            return [Send(source, Refused(value, self.state.leader))]
+            return [Send(source, Refused(value, self.state.leader, attempt))]
         if options.acks_all and self._is_small:
-            return [Send(source, Refused(value, self.name))]
-        self.store.append(Entry(self.state.epoch, value))
+            return [Send(source, Refused(value, self.name, attempt))]
+        place = NEXT if stamp is None else self._sequences.judge(stamp)
+        if place == GAP:
+            return [Send(source, Refused(value, self.name, attempt, is_gap=True))]
+        if place != NEXT:  # it is in the log: answered as if it had just come
+            self._waiting[place] = source
+            return self._answer(self.high_watermark if options.acks_all else self.end)
+        self.store.append(Entry(self.state.epoch, value, stamp))
         self._waiting[len(self.store.log)] = source
         return [Sync()] if options.flush_each else self._on_grown(now)
 
@@ -407,16 +435,16 @@ class Broker:
         return self._answer(self.high_watermark) if self._options.acks_all else []
 
     def _answer(self, up_to: int) -> list[Effect]:
-        """Tell clients whose entries count now. Entries stand in the order of their offsets.
+        """Tell clients whose entries count now, in the order of their offsets.
 
         An entry that counts because the in-sync set has become too small is refused
         (``NOT_ENOUGH_REPLICAS_AFTER_APPEND``), though it stays in the log."""
         effects: list[Effect] = []
         is_safe = not (self._options.acks_all and self._is_small)
-        while self._waiting and (first := next(iter(self._waiting))) <= up_to:
-            value = self.store.log[first - 1].value
+        for place in sorted(each for each in self._waiting if each <= up_to):
+            value = self.store.log[place - 1].value
             answer = Produced(value) if is_safe else Refused(value, self.name)
-            effects.append(Send(self._waiting.pop(first), answer))
+            effects.append(Send(self._waiting.pop(place), answer))
         return effects
 
     @property

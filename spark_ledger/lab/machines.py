@@ -6,11 +6,21 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 
+class Stamp(NamedTuple):
+    """Who sent a value, and as which of its values: only where producers are idempotent."""
+
+    producer: int
+    epoch: int
+    """The producer's, not the leader's."""
+    sequence: int
+
+
 class Entry(NamedTuple):
     """One entry of a replicated log. ``epoch``: the term or leader epoch in which it was added."""
 
     epoch: int
     value: int
+    stamp: Stamp | None = None
 
 
 NO_VALUE = -1
@@ -140,9 +150,11 @@ class Machine(Protocol):
 
 
 class Produce(NamedTuple):
-    """Add a value."""
+    """Add a value. ``attempt`` comes back with a refusal."""
 
     value: int
+    stamp: Stamp | None = None
+    attempt: int = 0
 
     @property
     def carries(self) -> tuple[int, ...]:
@@ -157,10 +169,13 @@ class Produced(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """The value was not taken. ``leader``: who may take it, or an empty name."""
+    """The value was not taken. ``leader``: who may take it, or an empty name. ``is_gap``: a value
+    before it is missing. ``attempt``: 0 if it came later than the answer to one."""
 
     value: int
     leader: str
+    attempt: int = 0
+    is_gap: bool = False
 
 
 class Ask(NamedTuple):

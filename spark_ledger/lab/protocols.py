@@ -13,6 +13,7 @@ from spark_ledger.lab.bookkeeper import LedgerProducer
 from spark_ledger.lab.dledger import DLedgerNode
 from spark_ledger.lab.elections import Voter
 from spark_ledger.lab.kafka import CONTROLLER, Broker, Controller, KafkaOptions
+from spark_ledger.lab.kafka_idempotence import IdempotentProducer
 from spark_ledger.lab.machines import NO_VALUE, Entry, Producer, Reader, Store
 from spark_ledger.lab.raft import RaftNode, RaftOptions
 from spark_ledger.lab.rocketmq import OPERATOR, Operator, RocketBroker, RocketOptions
@@ -65,10 +66,14 @@ MakeVoter = Callable[[str, tuple[str, ...], random.Random, Store, float], RaftNo
 def set_up_raft(world: World, *, servers: int = 3, options: RaftOptions | None = None) -> System:
     """Some servers, and a reader if the options name one."""
     chosen = options or RaftOptions()
+    keeps = not chosen.counts_older_terms
     names = tuple(f"n{i}" for i in range(servers))
-    system = _set_up_voters(world, names, partial(_raft_node, chosen), keeps=True)
+    system = _set_up_voters(world, names, partial(_raft_node, chosen), keeps=keeps)
     if chosen.reads:
         _read(world, names)
+    if chosen.sessions:
+        # The state machine takes a value once: it knows its client's numbers.
+        return system._replace(final_log=lambda: list(dict.fromkeys(system.final_log())))
     return system
 
 
@@ -148,10 +153,18 @@ def set_up_kafka(options: KafkaOptions, world: World, *, servers: int = 3) -> Sy
         leader = controller.state.leader or (*controller.state.isr, names[0])[0]
         return [entry.value for entry in world.hosts[leader].store.log]
 
-    _produce(world, names)
+    if options.idempotent:
+        world.add(CLIENT, lambda _store, _now: _idempotent(names))
+    else:
+        _produce(world, names)
     if options.reads:
         _read(world, names)
     return System(names, len(names), final, check)
+
+
+def _idempotent(names: tuple[str, ...]) -> IdempotentProducer:
+    timeout_s, retry_s = CLIENT_TIMEOUT_S, CLIENT_RETRY_S
+    return IdempotentProducer(names, CONTROLLER, timeout_s=timeout_s, retry_s=retry_s)
 
 
 def _broker(name: str, options: KafkaOptions, store: Store, now: float) -> Broker:
@@ -260,12 +273,21 @@ PROTOCOLS: Final[dict[str, Callable[[World], System]]] = {
     "raft-check-quorum": partial(
         set_up_raft, options=RaftOptions(pre_vote=True, check_quorum=True)
     ),
+    "raft-writes-first": partial(set_up_raft, options=RaftOptions(writes_first=True)),
+    "raft-sessions": partial(set_up_raft, options=RaftOptions(sessions=True)),
+    "raft-one-by-one": partial(set_up_raft, options=RaftOptions(sessions=True, batch_max=1)),
+    "raft-count-older-terms": partial(
+        set_up_raft,
+        options=RaftOptions(sessions=True, batch_max=1, counts_older_terms=True),
+    ),
     "raft-read-index": partial(set_up_raft, options=RaftOptions(reads="index")),
     "raft-read-local": partial(set_up_raft, options=RaftOptions(reads="local")),
     "kafka": partial(set_up_kafka, KafkaOptions()),
     "kafka-2": partial(set_up_kafka, KafkaOptions(), servers=2),
     "kafka-acks-1": partial(set_up_kafka, KafkaOptions(acks_all=False)),
     "kafka-flush": partial(set_up_kafka, KafkaOptions(flush_each=True)),
+    "kafka-idempotent": partial(set_up_kafka, KafkaOptions(idempotent=True)),
+    "kafka-idempotent-flush": partial(set_up_kafka, KafkaOptions(idempotent=True, flush_each=True)),
     "kafka-min-1": partial(set_up_kafka, KafkaOptions(min_insync_replicas=1)),
     "kafka-unclean": partial(
         set_up_kafka, KafkaOptions(min_insync_replicas=1, unclean_leader_election=True)
@@ -309,15 +331,22 @@ LOSE_NOTHING: Final = frozenset(
         "raft-2",
         "raft-pre-vote",
         "raft-check-quorum",
+        "raft-writes-first",
+        "raft-sessions",
+        "raft-one-by-one",
         "raft-read-index",
         "raft-read-local",
         "kafka-flush",
+        "kafka-idempotent-flush",
         "rocketmq-sync-flush",
         "dledger-flush",
     }
 )
 """Those that promise to keep what they acknowledged, whichever server dies, and if all lose power:
 they sync on enough servers first. The others are known to lose something then."""
+
+ONCE_IN_ORDER: Final = frozenset({"kafka-idempotent", "kafka-idempotent-flush"})
+"""Those whose values stand in the log once, in the order in which one client added them."""
 
 READ_WHAT_IS_THERE: Final = frozenset({"raft-read-index"})
 """Those whose reads see all that was acknowledged before they began."""

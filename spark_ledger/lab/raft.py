@@ -9,7 +9,7 @@ server answers for what it has synced.
 from __future__ import annotations
 
 import random
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from spark_ledger.lab.elections import ELECTION_S, HEARTBEAT_S, Voter
 from spark_ledger.lab.machines import (
@@ -32,8 +32,6 @@ from spark_ledger.lab.machines import (
     values_of,
 )
 
-BATCH_MAX: Final = 200
-
 
 class RaftOptions(NamedTuple):
     """What the paper leaves to whoever builds it."""
@@ -44,6 +42,16 @@ class RaftOptions(NamedTuple):
     reads: str = ""
     """Who reads: nobody; ``index``: whom the leader answers after a majority said that it still
     leads; ``local``: whom a leader answers at once, as it takes itself for one."""
+    batch_max: int = 200
+    """Entries of one message."""
+    sessions: bool = False
+    """The state machine knows which values it has taken: a client that sends one of them again is
+    answered at once (8 of the paper)."""
+    writes_first: bool = False
+    """A leader sends followers what is on its own disk only, instead of writing meanwhile (10.2.1
+    of the dissertation)."""
+    counts_older_terms: bool = False
+    """A known weakness: entries of older terms are committed by counting replicas (5.4.2)."""
 
 
 class AppendEntries(NamedTuple):
@@ -107,6 +115,8 @@ class RaftNode(Voter):
         """Of a leader: the number of its last read; of a follower: the last that it heard of."""
         self._reads_heard: dict[str, int] = {}
         self._reading: list[_Reading] = []
+        self._applied: set[int] = set()
+        self._applied_up_to = 0
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         match event:
@@ -165,15 +175,29 @@ class RaftNode(Voter):
     def _on_produce(self, source: str, value: int) -> list[Effect]:
         if self.role != "leader":
             return [Send(source, Refused(value, self.leader))]
+        if self._options.sessions and self._is_applied(value):
+            return [Send(source, Produced(value))]
         self.store.append(Entry(self.term, value))
         self._waiting[len(self.store.log)] = source
-        return [Sync(), *self._replicate(self.peers)]
+        return [Sync(), *([] if self._options.writes_first else self._replicate(self.peers))]
+
+    def _is_applied(self, value: int) -> bool:
+        """Whether the state machine has this value: it takes what is committed."""
+        place = self._applied_up_to
+        self._applied.update(entry.value for entry in self.store.log[place : self.commit])
+        self._applied_up_to = self.commit
+        return value in self._applied
+
+    @property
+    def _sendable(self) -> int:
+        return self.store.synced if self._options.writes_first else len(self.store.log)
 
     def _replicate(self, peers: tuple[str, ...]) -> list[Effect]:
         effects: list[Effect] = []
         for peer in peers:
             start = self._next[peer]
-            entries = tuple(self.store.log[start : start + BATCH_MAX])
+            end = min(self._sendable, start + self._options.batch_max)
+            entries = tuple(self.store.log[start:end])
             previous_term = self.store.log[start - 1].epoch if start else 0
             self._next[peer] = start + len(entries)
             message = AppendEntries(
@@ -189,12 +213,13 @@ class RaftNode(Voter):
         self._last_read = max(self._last_read, message.read)
         log, at = self.store.log, message.previous_index
         if at > len(log) or (at and log[at - 1].epoch != message.previous_term):
-            retry = min(self.commit, at)
+            weak = self._options.counts_older_terms  # then it may differ in what it has committed
+            retry = at - 1 if weak else min(self.commit, at)
             return [Send(source, AppendReply(self.term, False, retry, self._last_read))]
         effects: list[Effect] = []
         for place, entry in enumerate(message.entries, at):
             if place < len(log) and log[place].epoch != entry.epoch:
-                assert place >= self.commit, "A committed entry is overwritten."
+                self._keep_committed(place)
                 effects.append(Note("truncated", self.store.truncate(place)))
             if place >= len(log):
                 self.store.append(entry)
@@ -203,6 +228,14 @@ class RaftNode(Voter):
         if self._matched > self.store.synced:
             return [*effects, Sync()]
         return [*effects, self._reply()]
+
+    def _keep_committed(self, place: int) -> None:
+        """The log is cut there."""
+        is_weak = self._options.counts_older_terms
+        assert is_weak or place >= self.commit, "A committed entry is overwritten."
+        if place < self.commit:
+            self.commit, self._applied_up_to = place, 0
+            self._applied.clear()
 
     def _reply(self) -> Send:
         match = min(self._matched, self.store.synced)
@@ -218,12 +251,13 @@ class RaftNode(Voter):
             self._next[source] = reply.match
             return [*read, *self._replicate((source,))]
         self._match[source] = max(self._match[source], reply.match)
-        more = self._next[source] == reply.match < len(self.store.log)
+        more = self._next[source] == reply.match < self._sendable
         return [*self._advance(), *read, *(self._replicate((source,)) if more else [])]
 
     def _on_synced(self) -> list[Effect]:
         if self.role == "leader":
-            return self._advance()
+            more = self._replicate(self.peers) if self._options.writes_first else []
+            return [*self._advance(), *more]
         return [self._reply()] if self.leader and self._matched else []
 
     # -- commit (5.4.2) ----------------------------------------------------------------------------
@@ -232,7 +266,8 @@ class RaftNode(Voter):
         """An entry of this term that a majority has synced commits all before it."""
         held = sorted([self.store.synced, *self._match.values()], reverse=True)
         index = held[len(held) // 2]
-        if index <= self.commit or self.store.log[index - 1].epoch != self.term:
+        is_mine = index > 0 and self.store.log[index - 1].epoch == self.term
+        if index <= self.commit or not (is_mine or self._options.counts_older_terms):
             return []
         effects: list[Effect] = []
         for place in range(self.commit, index):

@@ -136,6 +136,73 @@ def _in_turn(world: World, servers: tuple[str, ...]) -> None:
         _apart(world, servers[1], other, 3.005, 8.0)
 
 
+def _figure_8(world: World, servers: tuple[str, ...]) -> None:
+    """Figure 8 of the Raft paper, with three servers instead of five."""
+    first = servers[0]
+    for other in servers[1:]:  # what it adds last is in its own log only
+        _apart(world, first, other, 3.0, 3.06)
+    _down(world, first, 3.05, 5.0, power=False)
+    second: list[str] = []
+
+    def stands(who: str) -> None:
+        """It is elected, and nobody hears what it says then."""
+        second.append(who)
+        for other in servers:
+            if other != who:
+                world.network.cut(who, other, holds=False)
+        world.fault("unheard", who)
+
+    def leads_again(who: str) -> None:
+        """A part of what it added last is on another server; then it is cut off, and at last the
+        second leader is back instead of it."""
+        now = world.loop.now
+        for other in servers:
+            if other != who:
+                _apart(world, who, other, now, 11.0)
+        _down(world, who, now + 2.0, 11.0, power=False)
+        world.loop.at(now + 2.0, None, returns)
+
+    def returns() -> None:
+        for other in servers:
+            if second and other != second[0]:
+                world.network.mend(second[0], other)
+        for each in second:
+            world.restart(each)
+
+    _at_next(world, "election", servers[1:], 3.06, 0.0001, stands)
+    _at_next(world, "leader", servers[1:], 3.06, 0.005, lambda who: world.kill(who, power=False))
+    _at_next(world, "leader", servers[:1], 5.0, 0.014, leads_again)
+
+
+def _at_next(
+    world: World,
+    what: str,
+    servers: tuple[str, ...],
+    from_s: float,
+    after_s: float,
+    do: Callable[[str], None],
+) -> None:
+    """So long after the first decision of this kind that one of these servers takes."""
+    before, found = world.on_event, list[str]()
+
+    def on_event() -> None:
+        before()
+        event = world.events[-1]
+        if event.at >= from_s and event.what == what and event.who in servers and not found:
+            found.append(event.who)
+            world.loop.later(after_s, None, do, event.who)
+
+    world.on_event = on_event
+
+
+def _one_forgets(world: World, servers: tuple[str, ...]) -> None:
+    for other in servers[:2]:
+        for third in servers[2:3]:
+            _apart(world, other, third, 3.0, 5.1)
+    _down(world, servers[1], 5.0, 5.1, power=True)
+    _down(world, servers[0], 5.05, 9.0, power=False)
+
+
 def _disk_lost(world: World, servers: tuple[str, ...]) -> None:
     _dies(world, servers)
     world.loop.at(7.0, None, _replace_disk, world, servers[1])
@@ -308,6 +375,20 @@ SCENARIOS: Final = {
             "the first server is killed at 3.005 s, the second at 4.5 s, and the second and third "
             "do not hear each other meanwhile; all are back at 8 s",
             _in_turn,
+        ),
+        Scenario(
+            "figure-8",
+            "the first server is cut off at 3 s and killed at 3.05 s, back at 5 s; who is elected "
+            "meanwhile is cut off and dies at once; when the first leads again, it is cut off "
+            "14 ms later and killed after 2 s, and the second leader is back; the first returns at "
+            "11 s",
+            _figure_8,
+        ),
+        Scenario(
+            "one-forgets",
+            "the third server does not hear the first and second from 3 s to 5.1 s; the second has "
+            "no power from 5 s to 5.1 s, and the first is killed at 5.05 s and back at 9 s",
+            _one_forgets,
         ),
     )
 }

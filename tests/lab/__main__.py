@@ -26,9 +26,10 @@ MODELS: Final = (
     "raft",
     "bookkeeper-3-3-2",
     "kafka-flush",
+    "kafka-idempotent-flush",
     "dledger-flush",
 )
-"""One setting of each protocol."""
+"""One setting of each protocol, and one of Kafka whose values stand in the log once, in order."""
 
 ROUND: Final = 100
 """Seeds of one task."""
@@ -97,6 +98,7 @@ def main() -> None:
             ):
                 models[name].add(explored)
             write()
+            print(f"{seeds[-1]:,} of {arguments.schedules:,} schedules of each model", flush=True)
         for seeds in _rounds(arguments.weak):
             left = [name for name, found in weak.items() if found.seed is None]
             for name, explored in zip(
@@ -106,6 +108,7 @@ def main() -> None:
                 weak[name].seed = explored.first_seed
                 weak[name].lost, weak[name].stale = explored.most_lost, explored.stale_in
             write()
+            print(f"{seeds[-1]:,} seeds for {len(left)} known weaknesses", flush=True)
     for name, model in models.items():
         says = "holds" if model.holds(name) else f"BROKEN: {model}"
         print(f"{name:24} {model.schedules:8,} schedules: {says}")
