@@ -366,7 +366,7 @@ class SegmentWriter:
         if self._ledger is not None and (
             self._ledger.is_closed
             or self._clock() - self._ledger_opened_s >= config.segment_roll_age_s
-            or self._ledger_bytes + size_bytes > config.segment_roll_bytes
+            or self._ledger_bytes + size_bytes > config.ledger_bytes_max
         ):
             self._close_ledger()
         if self._ledger is None:
