@@ -294,8 +294,14 @@ class SegmentWriter:
             self.stop_using(ledger)
 
     async def close(self) -> None:
-        """Close the ledger, once what was pushed is confirmed or has failed. Idempotent."""
+        """Close the ledger, once what was pushed is confirmed or has failed. Idempotent.
+
+        A micro-batch that is being written, and has not failed, cannot be finished any more: its
+        rows so far are forgotten.
+        """
+        has_rows = bool(self._segments or self._encoder) and not self._is_broken
         self.abandon()
+        self._is_broken = self._is_broken or has_rows
         if self._idle is not None:
             self._idle.cancel()
         self._close_ledger()
