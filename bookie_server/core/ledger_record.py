@@ -72,7 +72,7 @@ class LedgerRecord(NamedTuple):
         if before is None:
             return True
         return (
-            self.access_key_hash == before.access_key_hash
+            before.access_key_hash in (b"", self.access_key_hash)  # learned once
             and self.fenced >= before.fenced
             and self.last_add_confirmed >= before.last_add_confirmed
             and self.last_entry >= before.last_entry

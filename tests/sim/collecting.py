@@ -190,7 +190,8 @@ class _Run:
         world, name = self._world, self._node.bookie_id
         if world.zookeeper.restoring or self.process.name in world.zookeeper.returning:
             return  # it was deleted; that a backup knows it again the bookie cannot know yet
-        if held.ledger_id in self._bookie.giving_back:
+        # One that was deleted meanwhile may go as any other: a stop came between the steps.
+        if held.ledger_id in self._bookie.giving_back and self._metadata(held) is not None:
             world.counts["copies given back"] += 1
             if not self._is_elsewhere(held):
                 text = f"{name} gives back ledger {held.ledger_id}, which may name it"

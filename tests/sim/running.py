@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -89,8 +90,19 @@ def run_seeds(seeds: Iterable[int]) -> Totals:
     totals = Totals()
     with quiet():
         for seed in seeds:
-            totals.add(run_schedule(seed))
+            try:
+                totals.add(run_schedule(seed))
+            except Exception as error:  # noqa: BLE001 - of our code or of the simulation's
+                totals.schedules += 1
+                totals.failures.append(_broken_off(seed, error))
     return totals
+
+
+def _broken_off(seed: int, error: Exception) -> Failure:
+    """What is kept of a schedule that an error ended which nobody caught."""
+    trace = traceback.format_exception(error)
+    options = msgspec.to_builtins(draw_options(seed))
+    return Failure(seed, [f"{type(error).__name__}: {error}"], trace, options)
 
 
 def run_many(

@@ -14,10 +14,11 @@ from typing import Final
 import pytest
 
 from tests import effort
+from tests.sim import running
 from tests.sim.options import FAULTS, draw_options
 from tests.sim.regressions import options_saved, saved
 from tests.sim.running import Totals, differing_seeds, run_many, seeds_with
-from tests.sim.schedule import run_schedule
+from tests.sim.schedule import Outcome, run_schedule
 
 SCHEDULES: Final = int(
     os.environ.get("SPARK_LEDGER_SIM_SCHEDULES", str(effort.SIMULATED_SCHEDULES.test))
@@ -108,3 +109,19 @@ def test_only_an_option_leaves_out_the_seeds_that_do_not_draw_it() -> None:
     assert not any(draw_options(seed).repairers for seed in {*range(100, seeds[-1])} - {*seeds})
     with pytest.raises(ValueError, match="no option of a schedule"):
         next(seeds_with("repairs", 0))
+
+
+def test_schedule_that_an_error_ends_is_a_failure_with_its_seed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def breaks_off(seed: int) -> Outcome:
+        if seed == 1:
+            raise AssertionError("it is taken back")
+        return run_schedule(seed)
+
+    monkeypatch.setattr(running, "run_schedule", breaks_off)
+    totals = run_many(0, 3, jobs=1)
+    assert totals.schedules == 3
+    (failure,) = totals.failures
+    assert (failure.seed, failure.violations) == (1, ["AssertionError: it is taken back"])
+    assert failure.options and failure.trace

@@ -412,3 +412,19 @@ def test_power_cut_at_any_moment_of_the_start_loses_nothing(adds: int) -> None:
             held = again.held(ledger)
             assert held == expected(ledger, sorted(held), 6000)
             assert sorted(held)[:adds] == list(range(adds)), "what was acknowledged"
+
+
+def test_key_of_a_copy_that_was_made_again_comes_behind_the_fence_of_the_former() -> None:
+    """The checkpoint lies between the first key and the fence; the first copy was given back."""
+    files, key = formatted(), b"key"
+    machine = Machine(files)
+    assert machine.add(7, [0], key=key) is OK
+    machine.flush()
+    assert machine.fence(7, key=key) is OK
+    machine.bookie.delete_ledgers([L])
+    assert machine.add(7, [0], key=key, recovery=True) is OK
+    again = Machine(files.crash_clone(None))
+    assert again.held(7) == expected(7, [0]) and again.is_fenced(7)
+    again.keys.learn(7, key)
+    assert again.add(7, [1], key=b"another") is BookieStatus.UNAUTHORIZED
+    assert again.add(7, [1], key=key, recovery=True) is OK
