@@ -37,9 +37,6 @@ SCHEMA = pa.schema([("payload", pa.binary())])
 NAME = "measured"
 COMMIT_BYTES = 4 * MIB
 WRITERS = 4
-LEDGERS_KEPT = 32
-"""The stream's ledgers are so small: whole ones are given back, and each writer has one."""
-
 SMALL_ENTRY = b"s" * KIB
 SMALL_PAUSE_S = 0.02
 SMALL_LEDGER_S = 30.0
@@ -226,7 +223,6 @@ class _Load:
             NAME,
             SCHEMA,
             compression=Compression.NONE,
-            segment_roll_bytes=max(16 * MIB, self._live_max // LEDGERS_KEPT),
             retention=Retention(size_bytes=self._live_max),
         )
         handles = [stream, *[await self._catalog.open(NAME) for _each in range(WRITERS)]]
@@ -263,6 +259,8 @@ class _Load:
             "disk_over_named_most": round(_most(with_keeper, lambda look: look[1] / look[3]), 2),
             "looks": len(with_keeper),
             **{f"most_mb_{what}": round(size / 1e6) for what, size in sorted(seen.most.items())},
+            "append_p99_ratio": _ratio(seen.appends_s),
+            "commit_p99_ratio": _ratio(seen.commits_s),
             **{f"append_p99_ms_{phase}": p99_ms(seen.appends_s[phase]) for phase in Phase},
             **{f"commit_p99_ms_{phase}": p99_ms(seen.commits_s[phase]) for phase in Phase},
             **{f"commits_{phase}": len(seen.commits_s[phase]) for phase in Phase},
@@ -279,6 +277,12 @@ def _most(looks: list[_Look], of: Callable[[_Look], float]) -> float:
 def _median(looks: list[_Look], of: Callable[[_Look], float]) -> float:
     ordered = sorted(map(of, looks)) or [0.0]
     return round(ordered[len(ordered) // 2], 2)
+
+
+def _ratio(times_s: dict[Phase, list[float]]) -> float:
+    """The p99 beside compaction over that without: of the quiet phases, or of the first fill."""
+    without_ms = p99_ms(times_s[Phase.QUIET] or times_s[Phase.FILL])
+    return round(p99_ms(times_s[Phase.BUSY]) / without_ms, 2) if without_ms else 0.0
 
 
 async def _measure(

@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 from bookie_server.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_REFUSED
 from bookie_server.storage.cookie import INDEX_NAME, lock_directories, read_cookie
 from bookie_server.storage.fs.posix_fs import PosixFileSystem
+from bookie_server.storage.fs.vfs import File
 from bookie_server.storage.index.base import BlockLocation, Index, IndexRow
 from bookie_server.storage.index.lmdb_index import LmdbIndex
 from bookie_server.storage.journal.files import (
@@ -30,6 +31,7 @@ from bookie_server.storage.journal.files import (
 )
 from bookie_server.storage.journal.mark import Mark
 from bookie_server.storage.journal.newest import read_newest
+from bookie_server.storage.ledgers.dead_blocks import hole_in
 from bookie_server.storage.ledgers.directory_scrub import DirectoryScrub
 from bookie_server.storage.ledgers.entry_log import EntryLogReader, block_path
 from bookie_server.storage.ledgers.lacking import Lacking
@@ -186,7 +188,8 @@ def _read(reader: EntryLogReader, ledger_id: LedgerId, row: IndexRow) -> EntryRu
 
 
 class DumpedBlock(NamedTuple):
-    """A block of a log. ``why``: what is wrong with it; empty if nothing is."""
+    """A block of a log. ``why``: what is wrong with it; empty if nothing is. ``given_back``: it is
+    empty, as one is that died with its ledger (rule S25)."""
 
     offset: int
     length: int
@@ -194,6 +197,7 @@ class DumpedBlock(NamedTuple):
     first_entry: int
     last_entry: int
     why: str
+    given_back: bool
 
 
 def dump(path: Path) -> Iterator[DumpedBlock]:
@@ -213,12 +217,19 @@ def dump(path: Path) -> Iterator[DumpedBlock]:
     reader = EntryLogReader(files, path.parent)
     file, seed = reader.open_log(candidates[0].log_id)
     for block in scan_blocks(file, seed, candidates[0].log_id):
-        why = ""
+        why, given_back = "", False
         try:
             reader.read(block.location)
         except (CorruptionError, OSError) as error:
-            why = str(error)
-        yield DumpedBlock(*block.location[1:], *block[1:], why)
+            given_back = isinstance(error, CorruptionError) and _is_empty(file, block.location)
+            why = "" if given_back else str(error)
+        yield DumpedBlock(*block.location[1:], *block[1:], why, given_back)
+
+
+def _is_empty(file: File, location: BlockLocation) -> bool:
+    """Whether nothing is left of a block but its headers."""
+    hole = hole_in(location)
+    return hole.length > 0 and not any(file.pread(hole.length, hole.offset))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -275,7 +286,8 @@ def _print_dumped(path: Path, *, as_json: bool) -> int:
         else:
             print(
                 f"{block.offset:>12} {block.length:>10} ledger {block.ledger_id} entries "
-                f"{block.first_entry} to {block.last_entry} {block.why or 'whole'}"
+                f"{block.first_entry} to {block.last_entry} "
+                + (block.why or ("given back" if block.given_back else "whole"))
             )
     return EXIT_FAILED if bad else EXIT_OK
 

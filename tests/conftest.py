@@ -10,12 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from spark_ledger.local import LocalCluster
 from tests.effort import ONLY_IN_PROOF
 
 _roots = itertools.count()
+
+# How long one example takes says how busy the machine is, and nothing of the code.
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any machine")
 
 
 def pytest_configure() -> None:

@@ -20,7 +20,7 @@ from spark_ledger.limits.storage import (
 
 
 class LogState(NamedTuple):
-    """A log that takes no more: how long its file is, and what rows name of it."""
+    """A log that takes no more: what its file takes on the disk, and what rows name of it."""
 
     log_id: int
     byte_count: int

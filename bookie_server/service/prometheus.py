@@ -233,6 +233,11 @@ def _space(storage: StorageStats) -> Iterator[Metric]:
         "bookie_removed_log_bytes", "Bytes of logs that were removed.", compaction.removed_bytes
     )
     yield _counter(
+        "bookie_given_back_bytes",
+        "Bytes of dead entries in logs that stayed.",
+        compaction.given_back_bytes,
+    )
+    yield _counter(
         "bookie_compacted_bytes", "Bytes copied to give others back.", compaction.copied_bytes
     )
     yield _counter("bookie_compaction_passes", "Looks at what is dead.", compaction.passes)

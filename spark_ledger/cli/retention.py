@@ -141,10 +141,10 @@ def limits_text(kept: Retention) -> str:
 
 
 def span_text(seconds: float) -> str:
-    """A time span in its largest whole unit: 604800 -> 7 d."""
+    """A time span in the largest unit of which it has one: 604800 -> 7 d, 5400 -> 1.5 h."""
     for unit_s, letter in ((86_400, "d"), (3600, "h"), (60, "min")):
         if seconds >= unit_s:
-            return f"{seconds / unit_s:.3g} {letter}"
+            return f"{seconds / unit_s:,.2f}".rstrip("0").rstrip(".") + f" {letter}"
     return f"{seconds:.3g} s"
 
 

@@ -45,6 +45,13 @@ COMPACTION_INTERVAL_FULL_S: Final = 5.0
 COMPACTION_ROWS_AT_ONCE: Final = 1_000
 """Rows that one index transaction moves to a copy: about 10 ms, for which a flush waits."""
 
+HOLE_BYTES_MIN: Final = 16 * KIB
+"""A dead block with so much to give back is given back where it is, without a copy. It takes the
+file system about a millisecond, in which some hundred KB of smaller blocks are copied."""
+
+DEAD_BLOCKS_MAX: Final = 500_000
+"""Dead blocks of a directory that wait for that, 8 MB. Those beyond it wait for a copy."""
+
 SCAN_WINDOW_BYTES: Final = 256 * KIB
 """Read at once in the search for blocks of a log; longer blocks are passed over unread."""
 

@@ -35,6 +35,13 @@ SEGMENT_ROLL_AGE_S_DEFAULT: Final = 600.0
 the data of one writer spread over all bookies, and new bookies get a share. Ledgers of bounded
 size are also what retention needs, which deletes whole ledgers (rule T17)."""
 
+LEDGERS_KEPT: Final = 32
+"""Of a stream that keeps so many bytes, a ledger is at most such a share: what was dropped of a
+ledger lies on the disk until all of it was, and each writer has one."""
+
+LEDGER_BYTES_LEAST: Final = 16 * MIB
+"""Smaller ledgers than this cost more in the metadata than they save on disks."""
+
 RETENTION_AGE_S_MIN: Final = 1.0
 RETENTION_AGE_S_MAX: Final = 1000 * 365 * 24 * 3600.0
 """Bounds of the age that retention keeps. No clock is right to less than a second."""
@@ -207,6 +214,15 @@ class StreamConfig:
             raise ConfigurationError(
                 f"segment_roll_age_s {age_s!r}: needs a number of seconds above 0, and not infinite"
             )
+
+    @property
+    def ledger_bytes_max(self) -> int:
+        """Payload after which a writer starts a new ledger: ``segment_roll_bytes``, or less if
+        retention keeps few bytes."""
+        kept_bytes = self.retention.size_bytes
+        if kept_bytes is None:
+            return self.segment_roll_bytes
+        return min(self.segment_roll_bytes, max(LEDGER_BYTES_LEAST, kept_bytes // LEDGERS_KEPT))
 
     @property
     def has_declared(self) -> bool:

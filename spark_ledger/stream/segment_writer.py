@@ -294,8 +294,14 @@ class SegmentWriter:
             self.stop_using(ledger)
 
     async def close(self) -> None:
-        """Close the ledger, once what was pushed is confirmed or has failed. Idempotent."""
+        """Close the ledger, once what was pushed is confirmed or has failed. Idempotent.
+
+        A micro-batch that is being written, and has not failed, cannot be finished any more: its
+        rows so far are forgotten.
+        """
+        has_rows = bool(self._segments or self._encoder) and not self._is_broken
         self.abandon()
+        self._is_broken = self._is_broken or has_rows
         if self._idle is not None:
             self._idle.cancel()
         self._close_ledger()
@@ -366,7 +372,7 @@ class SegmentWriter:
         if self._ledger is not None and (
             self._ledger.is_closed
             or self._clock() - self._ledger_opened_s >= config.segment_roll_age_s
-            or self._ledger_bytes + size_bytes > config.segment_roll_bytes
+            or self._ledger_bytes + size_bytes > config.ledger_bytes_max
         ):
             self._close_ledger()
         if self._ledger is None:

@@ -96,6 +96,12 @@ class VolatileFile:
         with self._unsynced.lock:
             return max(self._file.size(), self._unsynced.end())
 
+    def punch(self, offset: int, length: int) -> None:
+        self._file.punch(offset, length)
+
+    def hole_bytes(self) -> int:
+        return self._file.hole_bytes()
+
     def close(self) -> None:
         with self._unsynced.lock:
             if any(file is self._file for _, _, file in self._unsynced.writes):

@@ -50,6 +50,7 @@ def after_kill(disk: MemoryFileSystem) -> MemoryFileSystem:
             known.data = bytearray(inode.data)
             known.durable = bytearray(inode.durable)
             known.dirty = list(inode.dirty)
+            known.holes = set(inode.holes)
         return known
 
     for path, directory in disk._directories.items():

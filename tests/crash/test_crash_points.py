@@ -20,5 +20,13 @@ def test_crash_at_every_operation_keeps_every_promise(seed: int) -> None:
     assert tally.acknowledged > 80 * tally.workloads, "it stores something"
     assert tally.by_kind.keys() == {"kill", *(cut.name for cut in POWER_CUTS)}
     assert tally.by_depth.keys() == set(range(1, DEPTH_MAX + 1))
-    for kind in ("create", "preallocate", "pwritev", "fdatasync", "rename", "sync_directory"):
+    for kind in (
+        "create",
+        "preallocate",
+        "pwritev",
+        "fdatasync",
+        "rename",
+        "sync_directory",
+        "punch",
+    ):
         assert tally.by_operation[kind], f"no {kind} was crashed"

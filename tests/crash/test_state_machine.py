@@ -27,7 +27,16 @@ from tests.crash.workload import CONFIG
 from tests.unit.bookie_server.storage.support import LEDGERS, Machine, formatted
 
 LEDGER_IDS = st.integers(0, 4)
-CHANGES = ("pwritev", "fdatasync", "create", "preallocate", "rename", "sync_directory", "remove")
+CHANGES = (
+    "pwritev",
+    "fdatasync",
+    "create",
+    "preallocate",
+    "rename",
+    "sync_directory",
+    "remove",
+    "punch",
+)
 
 
 class _FailNext:

@@ -13,8 +13,10 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from unittest import mock
 
-from bookie_server.storage.fs.vfs import FileSystem
+from bookie_server.storage.fs.vfs import DIRECT_ALIGNMENT, FileSystem
+from bookie_server.storage.ledgers import dead_blocks
 from spark_ledger.errors import ConfigurationError, CorruptionError
 from spark_ledger.limits import KIB
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
@@ -84,7 +86,7 @@ class Workload:
             self.promises.delete(ledger_id)
             self._ledgers[place] = ledger_id + 2 * LEDGER_COUNT
             self._next_entry[self._ledgers[place]] = 0
-            with _faults_pass():
+            with _faults_pass(), mock.patch.object(dead_blocks, "HOLE_BYTES_MIN", DIRECT_ALIGNMENT):
                 machine.bookie.delete_ledgers([LedgerId(ledger_id)])
         if choose.random() < 0.25:
             with _faults_pass():

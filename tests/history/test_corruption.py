@@ -260,7 +260,6 @@ OPERATORS = [
 ]
 
 PATIENT = settings(
-    deadline=None,
     max_examples=25,
     suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
 )

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from tests.style.sources import ROOT, Source, product_sources
 
 TITLE = "## What is kept in memory"
-ONE_OF_A_PROCESS = {"_statm"}
+ONE_OF_A_PROCESS = {"_statm", "_fallocate"}
 """Caches with one item."""
 
 

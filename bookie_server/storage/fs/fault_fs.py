@@ -148,6 +148,13 @@ class _FaultFile:
     def size(self) -> int:
         return self._inner.size()
 
+    def punch(self, offset: int, length: int) -> None:
+        self._file_system.check("punch", self.path)
+        self._inner.punch(offset, length)
+
+    def hole_bytes(self) -> int:
+        return self._inner.hole_bytes()
+
     def close(self) -> None:
         self._inner.close()
 

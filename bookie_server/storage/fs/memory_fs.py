@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from bookie_server.core.disk_space import Space
-from bookie_server.storage.fs.vfs import File, FileIdentity, Lock, check_aligned
+from bookie_server.storage.fs.vfs import DIRECT_ALIGNMENT, File, FileIdentity, Lock, check_aligned
 
 CRASH_BLOCK_BYTES: Final = 512
 """The unit that a disk writes wholly or not at all."""
@@ -32,6 +32,12 @@ class _Inode:
         self.data = bytearray(data)
         self.durable = bytearray(data)
         self.dirty: list[tuple[int, int]] = []
+        self.holes: set[int] = set()
+        """Numbers of the pages that were given back, as programs see them."""
+
+    @property
+    def hole_bytes(self) -> int:
+        return len(self.holes) * DIRECT_ALIGNMENT
 
     def write(self, content: bytes, offset: int) -> None:
         end = offset + len(content)
@@ -39,6 +45,13 @@ class _Inode:
             _resize(self.data, end)
         self.data[offset:end] = content
         self.dirty.append((offset, end))
+        if self.holes:
+            self.holes.difference_update(_pages(offset, end + DIRECT_ALIGNMENT - 1))
+
+    def punch(self, offset: int, length: int) -> None:
+        end = min(offset + length, len(self.data))
+        self.write(bytes(end - offset), offset)
+        self.holes.update(_pages(offset, end))
 
     def sync(self) -> None:
         if len(self.durable) != len(self.data):
@@ -49,7 +62,7 @@ class _Inode:
 
     def after_crash(self, choose: random.Random | None) -> _Inode:
         if choose is None or self.data == self.durable:
-            return _Inode(self.durable, self.number)
+            return self._copied(self.durable)
         size = choose.choice((len(self.data), len(self.durable)))
         mixed = bytearray(self.durable[:size].ljust(size, b"\0"))
         for start in range(0, size, CRASH_BLOCK_BYTES):
@@ -57,7 +70,21 @@ class _Inode:
             block = bytes(self.data[start:end]).ljust(end - start, b"\0")
             if block != mixed[start:end] and choose.random() < 0.5:
                 mixed[start:end] = block
-        return _Inode(bytes(mixed), self.number)
+        return self._copied(mixed)
+
+    def _copied(self, data: bytearray) -> _Inode:
+        """With other bytes, and the holes that are still empty."""
+        copied = _Inode(data, self.number)
+        for page in self.holes:
+            start = page * DIRECT_ALIGNMENT
+            if data[start : start + DIRECT_ALIGNMENT].count(0) == DIRECT_ALIGNMENT:
+                copied.holes.add(page)
+        return copied
+
+
+def _pages(start: int, end: int) -> range:
+    """Numbers of the whole pages between two offsets, the first of which is at or before one."""
+    return range(start // DIRECT_ALIGNMENT, end // DIRECT_ALIGNMENT)
 
 
 def _resize(data: bytearray, size: int) -> None:
@@ -180,6 +207,13 @@ class MemoryFile:
     def size(self) -> int:
         return len(self._inode.data)
 
+    def punch(self, offset: int, length: int) -> None:
+        check_aligned(offset, length)
+        self._inode.punch(offset, length)
+
+    def hole_bytes(self) -> int:
+        return self._inode.hole_bytes
+
     def close(self) -> None:
         """Nothing is held."""
 
@@ -222,7 +256,7 @@ class MemoryFileSystem:
 
     def _free_bytes(self, disk: MemoryDisk) -> int:
         used = sum(
-            len(inode.data)
+            len(inode.data) - inode.hole_bytes
             for path, directory in self._directories.items()
             if disk.holds(path)
             for inode in directory.entries.values()
@@ -326,6 +360,7 @@ class MemoryFileSystem:
             copied.below = set(directory.below)
             for name, inode in directory.entries.items():
                 copied.entries[name] = _Inode(inode.data, made._next_number())
+                copied.entries[name].holes |= inode.holes
             copied.sync()
         return made
 
@@ -342,6 +377,7 @@ class MemoryFileSystem:
         assert size <= len(inode.data), "a file is cut, not extended"
         inode.dirty = [(start, min(end, size)) for start, end in inode.dirty]
         _resize(inode.data, size)
+        inode.holes.intersection_update(_pages(0, size))
         inode.sync()
 
     def _next_number(self) -> int:

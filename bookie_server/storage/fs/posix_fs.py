@@ -18,7 +18,14 @@ from bookie_server.storage.fs.direct_file import (
     turn_direct,
 )
 from bookie_server.storage.fs.file_identity import file_identity
-from bookie_server.storage.fs.vfs import DIRECT_ALIGNMENT, File, FileIdentity, Lock
+from bookie_server.storage.fs.holes import hole_bytes, punch
+from bookie_server.storage.fs.vfs import (
+    DIRECT_ALIGNMENT,
+    File,
+    FileIdentity,
+    Lock,
+    check_aligned,
+)
 from spark_ledger.limits import KIB
 
 logger = logging.getLogger(__name__)
@@ -127,6 +134,13 @@ class PosixFile:
 
     def size(self) -> int:
         return os.fstat(self._descriptor).st_size
+
+    def punch(self, offset: int, length: int) -> None:
+        check_aligned(offset, length)
+        punch(self._descriptor, offset, length)
+
+    def hole_bytes(self) -> int:
+        return hole_bytes(self._descriptor)
 
     def close(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1

@@ -65,6 +65,16 @@ class File(Protocol):
     def size(self) -> int:
         """Bytes in the file."""
 
+    def punch(self, offset: int, length: int) -> None:
+        """Give the disk blocks of a range back: it reads as zeros, and the size stays.
+
+        Both ends are multiples of ``DIRECT_ALIGNMENT``. A crash may bring the bytes back. Raises
+        OSError with EOPNOTSUPP where the file system cannot.
+        """
+
+    def hole_bytes(self) -> int:
+        """Bytes of the file that no disk block holds: those that were punched."""
+
     def close(self) -> None:
         """Release the file. Closing twice is allowed."""
 

@@ -126,9 +126,9 @@ class IndexUpdate(Protocol):
         """Take out all rows of ledgers whose rows do not add up, before any other change; of each
         the highest entry that a good row named."""
 
-    def delete_rows(self, ledger_id: LedgerId, limit: int) -> LogUse:
-        """Take out the ledger's first rows, at most so many; what they were. Less than the limit
-        means that none is left."""
+    def delete_rows(self, ledger_id: LedgerId, limit: int) -> list[IndexRow]:
+        """Take out the ledger's first rows, at most so many; these. Less than the limit means that
+        none is left."""
 
     def delete_ledger_record(self, ledger_id: LedgerId) -> None:
         """Take out the ledger's record, if there is one; its rows are gone already."""

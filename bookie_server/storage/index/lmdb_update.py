@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bookie_server.core.ledger_record import KEY_HASH_BYTES, LedgerRecord
-from bookie_server.storage.index.base import BlockLocation, IndexRow, LogUse, RowsInRange
+from bookie_server.storage.index.base import BlockLocation, IndexRow, RowsInRange
 from bookie_server.storage.index.lmdb_commit import commit_now
 from bookie_server.storage.index.lmdb_errors import translated
 from bookie_server.storage.index.lmdb_heal import drop_damaged_rows
@@ -169,29 +169,29 @@ class LmdbUpdate:
         self._log_uses.count_anew()
         return dropped
 
-    def delete_rows(self, ledger_id: LedgerId, limit: int) -> LogUse:
+    def delete_rows(self, ledger_id: LedgerId, limit: int) -> list[IndexRow]:
         assert limit > 0, "some rows are taken out"
         self._put_new_rows_of(ledger_id)
         proof = self._proof_of(ledger_id)
-        prefix, taken = LEDGER_KEY.pack(ledger_id), LogUse()
+        prefix, taken = LEDGER_KEY.pack(ledger_id), list[IndexRow]()
         with translated(self._path):
             found = self._cursor.set_range(prefix)
-            while found and taken.rows < limit:
+            while found and len(taken) < limit:
                 key, stored = self._cursor.item()
                 if not key.startswith(prefix):
                     break
                 row = read_row(key, stored, self._path)
-                taken = taken.with_row(row, 1)
+                taken.append(row)
                 self._log_uses.count(row, -1)
                 proof = proof.without(stored) if proof.values else proof
                 self._rows_proof = self._rows_proof.without(stored)
                 found = self._cursor.delete() and bool(self._cursor.key())
-        if taken.rows < limit and proof != Proof():
+        if len(taken) < limit and proof != Proof():
             raise CorruptionError(
                 f"index {self._path} is damaged: rows of ledger {ledger_id} do not add up to the "
                 "proof that was stored"
             )
-        if taken.rows:
+        if taken:
             self._proofs[ledger_id] = proof
         return taken
 

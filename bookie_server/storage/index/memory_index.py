@@ -226,10 +226,9 @@ class _MemoryUpdate:
     def drop_damaged(self) -> dict[LedgerId, EntryId]:
         return {}  # its one checksum is looked at when it is opened
 
-    def delete_rows(self, ledger_id: LedgerId, limit: int) -> LogUse:
-        rows, taken = self._content.rows.get(ledger_id, {}), LogUse()
-        for first_entry in sorted(rows)[:limit]:
-            taken = taken.with_row(rows.pop(first_entry), 1)
+    def delete_rows(self, ledger_id: LedgerId, limit: int) -> list[IndexRow]:
+        rows = self._content.rows.get(ledger_id, {})
+        taken = [rows.pop(first_entry) for first_entry in sorted(rows)[:limit]]
         if not rows:
             self._content.rows.pop(ledger_id, None)
         return taken

@@ -44,6 +44,8 @@ class CompactionStats(NamedTuple):
     copied_bytes: int = 0
     passes: int = 0
     last_failure: str = ""
+    given_back_bytes: int = 0
+    """Of dead entries in logs that stayed (rule S25)."""
 
 
 class Compactor:
@@ -59,7 +61,8 @@ class Compactor:
         bytes_per_s: int,
         on_fatal: Callable[[str], None],
     ) -> None:
-        """``bytes_per_s``: 0 copies nothing; logs without live entries go all the same."""
+        """``bytes_per_s``: 0 copies nothing; logs without live entries go all the same, and so does
+        what dead entries take that is given back in place."""
         # Any thread: never changed.
         self._spaces = tuple(spaces)
         self._flush_lock = flush_lock
@@ -133,7 +136,9 @@ class Compactor:
         alive = []
         for log in space.survey(self._flush_lock):
             if log.rows:
-                alive.append(log)
+                smaller = space.give_back(log)
+                self._gave_back(log.byte_count - smaller.byte_count)
+                alive.append(smaller)
             else:
                 space.remove(log)
                 self._removed(log.byte_count)
@@ -167,6 +172,11 @@ class Compactor:
 
     def _count(self, byte_count: int) -> None:
         self._stats = self._stats._replace(copied_bytes=self._stats.copied_bytes + byte_count)
+
+    def _gave_back(self, byte_count: int) -> None:
+        if byte_count:
+            given_back = self._stats.given_back_bytes + byte_count
+            self._stats = self._stats._replace(given_back_bytes=given_back)
 
     def _removed(self, byte_count: int) -> None:
         stats = self._stats

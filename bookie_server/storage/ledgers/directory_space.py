@@ -6,12 +6,13 @@ that is synced, the index moves the rows, and only a log that no row names any m
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from bookie_server.core.compaction import LogState
 from bookie_server.storage.fs.vfs import FileSystem
@@ -23,8 +24,9 @@ from bookie_server.storage.index.base import (
     NotCommittedError,
     run_log_id,
 )
-from bookie_server.storage.journal.files import file_size, journal_numbers
+from bookie_server.storage.journal.files import journal_numbers
 from bookie_server.storage.journal.mark import Mark
+from bookie_server.storage.ledgers.dead_blocks import DeadBlocks
 from bookie_server.storage.ledgers.entry_log import EntryLogReader, EntryLogWriter, block_path
 from bookie_server.storage.ledgers.entry_log import log_ids as entry_log_ids
 from bookie_server.storage.ledgers.entry_logs import EntryLogs
@@ -35,6 +37,8 @@ from spark_ledger.limits.storage import COMPACTION_ROWS_AT_ONCE
 from spark_ledger.types import LedgerId
 
 logger = logging.getLogger(__name__)
+
+_NO_HOLES: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
 
 Pace = Callable[[int], None]
 """Waits until so many bytes more may be copied. Raises ``Stopped`` if nothing more may."""
@@ -78,7 +82,14 @@ class DirectorySpace:
         self._logs = logs
         self._run_log_mark = run_log_mark
         self._awaited = awaited
+        # Any thread: it has a lock of its own.
+        self.dead = DeadBlocks()
+        """What has died and was not looked at yet."""
         # Whoever compacts.
+        self._dead = DeadBlocks()
+        """Of these, what had died before the last look at what rows name."""
+        self._has_holes = True
+        """Whether the file system gives ranges of files back, as far as is known."""
         self.damaged: set[int] = set()
         """Logs that cannot be copied, since this process began: each is told once, and stays."""
         self._copies: dict[int, int] = {}
@@ -99,6 +110,7 @@ class DirectorySpace:
 
     def survey(self, lock: Lock) -> list[LogState]:
         """All logs that take no more. None is listed while the index cannot tell what it names."""
+        self._dead.take_from(self.dead)  # before the index: so their rows are not counted below
         with lock:
             uses = self._index.log_use()
             if uses is None:
@@ -113,7 +125,7 @@ class DirectorySpace:
         if NO_LOG in awaited:
             return []
         return [
-            LogState(log_id, file_size(self._file_system, self._path(log_id)), *use)
+            LogState(log_id, self._taken_bytes(log_id), *use)
             for log_id in found
             if log_id not in awaited
             for use in [uses.get(log_id, LogUse())]
@@ -128,8 +140,35 @@ class DirectorySpace:
         assert log.rows == 0, f"rows name log {log.log_id}"
         self._file_system.remove(self._path(log.log_id))
         self._copies.pop(log.log_id, None)
+        self._dead.pop(log.log_id)
         # Behind the removal: a reader that opened it before would keep its blocks on the disk.
         self._reader.forget(log.log_id)
+
+    def give_back(self, log: LogState) -> LogState:
+        """Give back what dead blocks of a log take, where they are (rule S25); the log as it is
+        then. Raises OSError.
+
+        ``log`` is as the last survey saw it. More than was dead by then is not given back: either
+        the table of logs is wrong, or the list of the dead is.
+        """
+        holes = self._dead.pop(log.log_id)
+        if not holes or not self._has_holes:
+            return log
+        if sum(hole.length for hole in holes) > log.garbage_bytes:
+            return log
+        file = self._file_system.open(self._path(log.log_id), writable=True)
+        try:
+            for hole in holes:
+                file.punch(*hole)
+            return log._replace(byte_count=file.size() - file.hole_bytes())
+        except OSError as error:
+            if error.errno not in _NO_HOLES:
+                raise
+            self._has_holes = False
+            logger.info("%s: space of dead entries comes back by copies: %s", self.directory, error)
+            return log
+        finally:
+            file.close()
 
     def compact(self, log: LogState, lock: Lock, pace: Pace, log_bytes: int) -> bool:
         """Copy what is alive in a log, and remove it; False if it has to stay (rule S20).
@@ -230,6 +269,14 @@ class DirectorySpace:
     def _leave(self, log: LogState, why: str) -> None:
         self.damaged.add(log.log_id)
         logger.warning("%s stays, with what is dead in it: %s", self._path(log.log_id), why)
+
+    def _taken_bytes(self, log_id: int) -> int:
+        """What a log takes on the disk."""
+        file = self._file_system.open(self._path(log_id))
+        try:
+            return file.size() - file.hole_bytes()
+        finally:
+            file.close()
 
     def _entry_logs(self) -> list[int]:
         return entry_log_ids(self._file_system, self.directory)

@@ -21,6 +21,7 @@ from bookie_server.core.ledger_record import LedgerRecord
 from bookie_server.storage.blocks import encode_run
 from bookie_server.storage.fs.vfs import FileSystem
 from bookie_server.storage.index.base import (
+    BlockLocation,
     Index,
     IndexRow,
     IndexUpdate,
@@ -32,9 +33,10 @@ from bookie_server.storage.index.intervals import StoredRow, plan_insert
 from bookie_server.storage.journal.files import remove_unfinished
 from bookie_server.storage.journal.mark import Mark, later
 from bookie_server.storage.ledgers.block_cache import BlockCache
+from bookie_server.storage.ledgers.dead_blocks import DeadBlocks
 from bookie_server.storage.ledgers.directory_scrub import DirectoryScrub
 from bookie_server.storage.ledgers.directory_space import DirectorySpace
-from bookie_server.storage.ledgers.entry_log import EntryLogReader, MissingLogError
+from bookie_server.storage.ledgers.entry_log import EntryLogReader
 from bookie_server.storage.ledgers.entry_logs import EntryLogs
 from bookie_server.storage.ledgers.joining import joined
 from bookie_server.storage.ledgers.lacking import Lacking
@@ -241,7 +243,7 @@ class DirectoryStore:
             try:
                 run = self._blocks.get(row.location) or self._read_block(ledger_id, row)
                 break
-            except MissingLogError:  # compacted since, if the row has moved (rule S20)
+            except CorruptionError:  # copied since (rule S20), or given back, if the row differs
                 before, row = row, self.index.row_at(ledger_id, entry_id)
                 if row == before:
                     raise
@@ -276,7 +278,7 @@ class DirectoryStore:
             stored = stored_ranges(rows, partial(self._read_block, ledger_id))
             try:
                 return page_of(heapq.merge(ascending(cached), stored), first, limit, end)
-            except MissingLogError:  # as in ``_stored_run``
+            except CorruptionError:  # as in ``_stored_run``
                 before, rows = rows, self.index.rows_from(ledger_id, first, limit + 1)
                 if rows == before:
                     raise
@@ -348,22 +350,25 @@ class DirectoryStore:
                     self._frozen_new_ledgers -= frozen is not None
         self.cache.forget(ledger_ids)
 
-    def delete_some(self, ledger_ids: Sequence[LedgerId]) -> tuple[int, LogUse]:
+    def delete_some(self, ledger_ids: Sequence[LedgerId], dead: DeadBlocks) -> tuple[int, LogUse]:
         """Take the first of these ledgers out of the index, in one transaction of bounded size; how
-        many are gone, and what they held. Whoever holds the flush lock; after ``forget``.
+        many are gone, and what they held. Whoever holds the flush lock; after ``forget``. ``dead``
+        gets their blocks, the last of which rows may still name.
 
         A ledger with more rows than one transaction takes goes in several. Its record goes last: if
         a crash comes between, it is found again.
         """
         assert self._leaving.issuperset(ledger_ids), "memory forgets a ledger before the index does"
         update = self.index.begin()
-        gone, freed = 0, LogUse()
+        gone, freed, blocks = 0, LogUse(), list[BlockLocation]()
         try:
             for ledger_id in ledger_ids[:DELETED_LEDGERS_AT_ONCE]:
                 room = DELETED_ROWS_AT_ONCE - freed.rows
                 taken = update.delete_rows(ledger_id, room)
-                freed = LogUse(freed.rows + taken.rows, freed.byte_count + taken.byte_count)
-                if taken.rows == room:
+                for row in taken:
+                    freed = freed.with_row(row, 1)
+                    blocks.append(row.location)
+                if len(taken) == room:
                     break
                 update.delete_ledger_record(ledger_id)
                 gone += 1
@@ -371,6 +376,8 @@ class DirectoryStore:
         except BaseException:
             update.abort()
             raise
+        for location in blocks:
+            dead.add(location)
         return gone, freed
 
     def forgotten(self) -> None:

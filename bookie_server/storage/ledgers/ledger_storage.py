@@ -24,6 +24,7 @@ from bookie_server.storage.index.base import HeldLedger
 from bookie_server.storage.journal.journal import Journal
 from bookie_server.storage.journal.waiting import RunPlace
 from bookie_server.storage.ledgers.compaction import CompactionStats, Compactor
+from bookie_server.storage.ledgers.dead_blocks import DeadBlocks
 from bookie_server.storage.ledgers.directory_store import DirectoryStore
 from bookie_server.storage.ledgers.lacking import LackingLedgers
 from bookie_server.storage.ledgers.scrub import Scrubber, ScrubStats
@@ -322,10 +323,12 @@ class LedgerStorage:
                 try:
                     with self._flush_lock:
                         store.forget(frozenset(left))
+                    dead = DeadBlocks()
                     while left:
                         with self._flush_lock:
-                            gone, use = store.delete_some(left)
+                            gone, use = store.delete_some(left, dead)
                         left, freed = left[gone:], freed + use.byte_count
+                    store.space.dead.take_from(dead)  # only now no row names them (rule S25)
                 finally:
                     store.forgotten()
         self.compactor.look_soon()

@@ -113,7 +113,7 @@ class Optimizer:
         """
         config = await self._schemas.refresh()
         choice = Choice(
-            entry_bytes or config.entry_bytes, pack_bytes or config.segment_roll_bytes, entries_min
+            entry_bytes or config.entry_bytes, pack_bytes or config.ledger_bytes_max, entries_min
         )
         chooser = Chooser(choice)
         copying = _Copying(choice, pace, progress)

@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 
 from bookie_server.checking import main
+from bookie_server.storage.blocks import encode_run
 from bookie_server.storage.cookie import INDEX_NAME, format_directories
 from bookie_server.storage.fs.posix_fs import PosixFileSystem
 from bookie_server.storage.index.lmdb_index import LmdbIndex
-from bookie_server.storage.ledgers.entry_log import block_path
+from bookie_server.storage.ledgers.dead_blocks import hole_in
+from bookie_server.storage.ledgers.entry_log import EntryLogWriter, block_path
 from spark_ledger.limits import KIB, MIB
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from tests.listed import listed
-from tests.unit.bookie_server.storage.support import BOOKIE_ID, Machine, small_config
+from tests.unit.bookie_server.storage.support import BOOKIE_ID, Machine, make_run, small_config
 
 
 def opened(root: Path) -> Machine:
@@ -61,6 +63,30 @@ def hurt_second_block(root: Path) -> Path:
     return path
 
 
+def test_dump_tells_blocks_that_were_given_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = PosixFileSystem()
+    file = EntryLogWriter(files, tmp_path, 1)
+    blocks = [encode_run(make_run(ledger_id, [0], 40 * KIB), EntryId(-1)) for ledger_id in (2, 4)]
+    dead, _alive = [file.append(LedgerId(2 * n + 2), block) for n, block in enumerate(blocks)]
+    file.finish()
+    path = block_path(tmp_path, dead)
+    hole = hole_in(dead)
+    data = bytearray(path.read_bytes())
+    data[hole.offset : hole.offset + hole.length] = bytes(hole.length)
+    path.write_bytes(data)
+    assert main(["dump", str(path), "--json"]) == 0
+    found = list(map(json.loads, capsys.readouterr().out.splitlines()))
+    assert [(each["ledger_id"], each["given_back"], each["why"]) for each in found] == [
+        (2, True, ""),
+        (4, False, ""),
+    ]
+    assert main(["dump", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("given back") and lines[1].endswith("whole")
+
+
 def content(root: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
@@ -88,7 +114,8 @@ def test_check_tells_a_damaged_block_and_repairs_when_told(
     assert path.name in finding["why"]
     assert main(["dump", str(path), "--json"]) == 1
     (block,) = map(json.loads, capsys.readouterr().out.splitlines())
-    assert (block["first_entry"], block["last_entry"]) == (10, 19) and block["why"]
+    assert (block["first_entry"], block["last_entry"]) == (10, 19)
+    assert block["why"] and not block["given_back"]
 
     assert main(["check", str(root / "ledgers"), "--repair"]) == 1
     assert main(["check", str(root / "ledgers"), "--json"]) == 1

@@ -120,6 +120,27 @@ def test_order_is_followed_at_once_and_once() -> None:
     run(act)
 
 
+def test_order_is_not_followed_again_after_passes_of_nobodys_order() -> None:
+    async def act(world: World, collector: LedgerCollector) -> None:
+        await BookieRegistry(world.operator).register(BookieInfo(BOOKIE, "h:1"))
+        ((_, report),) = await order(world.operator, Wanted([BOOKIE], 20.0))
+        assert report is not None
+        passes = collector.stats().passes
+        while collector.stats().passes < passes + 2:
+            await asyncio.sleep(1)
+        found = await read_collection(world.operator, BOOKIE)
+        assert found is not None and found.value.report is not None
+        assert found.value.report.order == report.order, "it says what was followed last"
+        await collector.stop()
+        again = world.collector()
+        again.start()
+        await asyncio.sleep(30)
+        assert again.stats().passes == 0, "the process before it has done it"
+        await again.stop()
+
+    run(act)
+
+
 def test_bookie_that_does_not_answer_an_order_is_named() -> None:
     async def act(world: World, collector: LedgerCollector) -> None:
         await collector.stop()

@@ -31,7 +31,7 @@ def stats(failure: str = "") -> StorageStats:
     journal = JournalStats(**{**zeros, "batches": 4, "sync_time_s": 0.5})  # type: ignore[arg-type]
     counters = dict.fromkeys(LedgerStorageStats.__dataclass_fields__, 0)
     uses = (DirectoryUse(), DirectoryUse(1000, 700, 300, 4, 1))
-    counters["compaction"] = CompactionStats(uses, 2, 5000, 600, 7)  # type: ignore[assignment]
+    counters["compaction"] = CompactionStats(uses, 2, 5000, 600, 7, "", 80)  # type: ignore[assignment]
     scrubbed = (ScrubCounts(), ScrubCounts(5.0, 10, 1000, 2, 0, 1, 1))
     counters["scrub"] = ScrubStats(scrubbed)  # type: ignore[assignment]
     ledger_storage = LedgerStorageStats(**counters)  # type: ignore[arg-type]
@@ -111,6 +111,7 @@ def test_metrics_are_in_prometheus_text() -> None:
         'bookie_reclaimable_bytes{directory="/b"} 300.0',
         'bookie_damaged_logs{directory="/b"} 1.0',
         "bookie_removed_log_bytes_total 5000.0",
+        "bookie_given_back_bytes_total 80.0",
         "bookie_compacted_bytes_total 600.0",
         "bookie_compaction_passes_total 7.0",
         "bookie_compaction_failed 0.0",

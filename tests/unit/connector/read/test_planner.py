@@ -20,7 +20,7 @@ def segments_from(made: list[Segment], start: Dlsn) -> list[Segment]:
     return [one for one in made if one.number >= start.segment]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     entries=streams,
     max_rows=st.none() | st.integers(1, 12),
@@ -69,7 +69,7 @@ def rows_to(made: list[Segment], position: Dlsn) -> int:
     return sum(part.rows for part in ranges_between(commits(*made), Dlsn(0), position))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(several=st.lists(streams, min_size=1, max_size=4), max_rows=st.integers(1, 20))
 def test_shared_limit_is_kept_used_up_and_reaches_all_ends(
     several: list[list[tuple[int, ...]]], max_rows: int

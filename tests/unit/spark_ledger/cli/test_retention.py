@@ -10,6 +10,7 @@ from weakref import WeakSet
 
 import pytest
 
+from spark_ledger.cli.retention import span_text
 from spark_ledger.stream.blocking import Stream
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.model import Retention
@@ -80,6 +81,14 @@ def test_truncate_before_nonsense_drops_nothing(stream: Stream, run: Run, before
 def test_truncate_asks_first(stream: Stream, run: Run) -> None:
     assert run("streams", "truncate", "s", "--before", "2", stdin=b"n\n").status == 2
     assert stream.head().earliest == Dlsn(0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(30, "30 s"), (90, "1.5 min"), (7_200, "2 h"), (604_800, "7 d"), (86_400 * 3650, "3,650 d")],
+)
+def test_span_of_time_is_shown_in_days_hours_or_minutes(seconds: int, text: str) -> None:
+    assert span_text(seconds) == text
 
 
 def test_retention_is_set_shown_and_taken_off(stream: Stream, run: Run) -> None:

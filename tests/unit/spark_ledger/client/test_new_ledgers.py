@@ -113,3 +113,23 @@ def test_new_ledgers_of_one_connection_name_one_owner_which_ends_with_it() -> No
         assert await is_alive(store, third.metadata.owner)
 
     run(test)
+
+
+def test_mapping_that_its_caller_goes_on_using_changes_no_ledger() -> None:
+    """Neither the one that is there nor what is written of it later."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        custom = {"app": "x"}
+        writer = await client.create_ledger(custom_metadata=custom)
+        custom["app"] = "y"
+        other = await client.create_ledger(custom_metadata=custom)
+        custom.clear()
+        for ledger, app in ((writer, "x"), (other, "y")):
+            assert ledger.metadata.custom_metadata == {"app": app}
+            await ledger.append(b"1")
+            await ledger.close()
+            stored = await (await world.client()).ledger_metadata(ledger.ledger_id)
+            assert stored.is_closed and stored.custom_metadata == {"app": app}
+
+    run(test)

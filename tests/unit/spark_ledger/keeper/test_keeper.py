@@ -420,6 +420,24 @@ def test_many_ledgers_of_the_dead_are_recovered_a_few_at_a_time(
     run_virtually(test)
 
 
+def test_recoveries_begin_no_faster_than_the_keeper_is_told() -> None:
+    async def test(world: World) -> None:
+        dead = await world.client()
+        for _ in range(6):
+            await (await dead.create_ledger()).append(b"x")
+        await dead.close()
+        clock, loop = Clock(), asyncio.get_running_loop()
+        cared = await keeper(world, clock, recoveries_per_s=0.5)
+        assert await cared.elect()
+        await passes(cared, clock, 20)
+        began = loop.time()
+        await passes(cared, clock, 20)
+        assert loop.time() - began >= 6 / 0.5
+        assert await unsettled(world) == ([], [])
+
+    run_virtually(test)
+
+
 def test_writer_that_was_taken_for_dead_is_fenced_and_loses_nothing() -> None:
     async def test(world: World) -> None:
         client = await world.client()

@@ -306,3 +306,41 @@ def test_list_that_cannot_be_read_for_another_reason_is_read_again_later() -> No
         await directory.close()
 
     run_in_virtual_time(main())
+
+
+@pytest.mark.usefixtures("at_once")
+def test_change_that_could_not_be_read_is_read_the_next_time() -> None:
+    """Whichever of the reads fails; the names may be the same before and after."""
+
+    async def scenario(failing: int) -> bool:
+        tree = MemoryTree()
+        old, new = BookieRegistry(tree.open_session()), BookieRegistry(tree.open_session())
+        await BookieRegistry(tree.open_session()).register(bookie("a"))
+        await old.register(bookie("b", "127.0.0.1:1"))
+        left = 0
+
+        def interpose(_name: str, _path: str) -> Fault:
+            nonlocal left
+            left -= 1
+            return Fault(Outcome.UNAVAILABLE if left == 0 else Outcome.NORMAL)
+
+        directory = BookieDirectory(BookieRegistry(tree.open_session(interpose=interpose)))
+        await directory.refresh()
+        await old.deregister()
+        await new.register(bookie("b", "127.0.0.1:2"))
+        left = failing
+        failed = False
+        try:
+            await directory.refresh()
+        except MetadataUnavailableError:
+            failed = True
+        left = 0
+        await directory.refresh()
+        assert directory.address(BookieId("b")) == "127.0.0.1:2", f"read {failing} failed"
+        assert [info.bookie_id for info in directory.all()] == ["a", "b"]
+        return failed
+
+    failing = 1
+    while asyncio.run(scenario(failing)):
+        failing += 1
+    assert failing > 3, "names of both states, and registrations"

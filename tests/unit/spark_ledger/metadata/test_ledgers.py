@@ -12,12 +12,21 @@ from spark_ledger.errors import (
     CorruptionError,
     MetadataUnavailableError,
     NoSuchLedgerError,
+    NotFoundError,
     OutcomeUnknownError,
 )
 from spark_ledger.limits.metadata import LEDGER_ID_BLOCK
 from spark_ledger.metadata.ledgers import LedgerStore, ledger_path
-from spark_ledger.metadata.memory import Fault, Interpose, MemoryTree, Outcome
-from spark_ledger.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Quorums
+from spark_ledger.metadata.memory import Fault, Interpose, MemoryMetadataStore, MemoryTree, Outcome
+from spark_ledger.types import (
+    BookieId,
+    EntryId,
+    Fragment,
+    LedgerId,
+    LedgerMetadata,
+    Quorums,
+    Versioned,
+)
 
 
 def ledger(ledger_id: int, token: str = "") -> LedgerMetadata:
@@ -116,9 +125,29 @@ def test_create_read_compare_and_set_delete() -> None:
 )
 def test_create_after_lost_reply_is_decided_by_the_token(outcomes: list[Outcome]) -> None:
     async def main() -> None:
-        store = LedgerStore(MemoryTree().open_session(interpose=script("create", outcomes)))
+        left = script("transaction", outcomes)
+        store = LedgerStore(MemoryTree().open_session(interpose=left))
         created = await store.create(ledger(7, "mine"))
         assert created == await store.read(LedgerId(7))
+
+    asyncio.run(main())
+
+
+def test_create_after_lost_reply_is_decided_though_the_server_lags() -> None:
+    """It does not have the node yet that the transaction has made."""
+
+    class Lagging(MemoryMetadataStore):
+        async def get(self, path: str) -> Versioned[bytes]:
+            raise NotFoundError(path)
+
+    async def main() -> None:
+        tree = MemoryTree()
+        lost = script("transaction", [Outcome.LOST_REPLY])
+        created = await LedgerStore(Lagging(tree, interpose=lost)).create(ledger(7, "mine"))
+        assert created == await LedgerStore(tree.open_session()).read(LedgerId(7))
+        lagging = Lagging(tree, interpose=script("transaction", [Outcome.LOST_REQUEST]))
+        with pytest.raises(ConflictError, match="ledger 7 exists"):
+            await LedgerStore(lagging).create(ledger(7, "another"))
 
     asyncio.run(main())
 
@@ -127,7 +156,9 @@ def test_create_of_an_id_in_use_is_a_conflict() -> None:
     async def main() -> None:
         tree = MemoryTree()
         await LedgerStore(tree.open_session()).create(ledger(7, "theirs"))
-        mine = LedgerStore(tree.open_session(interpose=script("create", [Outcome.LOST_REQUEST])))
+        mine = LedgerStore(
+            tree.open_session(interpose=script("transaction", [Outcome.LOST_REQUEST]))
+        )
         with pytest.raises(ConflictError, match="ledger 7 exists"):
             await mine.create(ledger(7, "mine"))
 

@@ -59,7 +59,7 @@ POLICIES = st.builds(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(quorums_of(), POLICIES, st.lists(st.sampled_from(RACKS), min_size=1, max_size=7), st.data())
 def test_placement_adheres_whenever_one_does_and_says_so_otherwise(
     quorums: Quorums, policy: PlacementPolicy, racks: list[str], data: st.DataObject
@@ -175,7 +175,7 @@ def test_policy_refuses_what_is_no_number_from_one_on(value: object) -> None:
         PlacementPolicy(min_racks=value)  # type: ignore[arg-type]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(quorums_of(), POLICIES, st.lists(st.sampled_from(RACKS), min_size=0, max_size=5), st.data())
 def test_moves_are_the_fewest_that_make_an_ensemble_adhere(
     quorums: Quorums, policy: PlacementPolicy, others: list[str], data: st.DataObject

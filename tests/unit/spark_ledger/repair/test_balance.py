@@ -152,7 +152,7 @@ def burden(found: Balance) -> float:
     return sum(each.held_bytes**2 / each.capacity_bytes for each in found.shares.values())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     sizes=st.lists(st.integers(1, 3000), min_size=1, max_size=40),
     members=st.randoms(use_true_random=False),

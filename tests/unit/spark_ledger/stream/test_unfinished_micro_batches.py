@@ -53,13 +53,39 @@ def test_abandoned_rows_are_in_no_segment() -> None:
     run(scenario())
 
 
-def test_close_drops_an_unfinished_micro_batch() -> None:
+@pytest.mark.parametrize("then", [[], [7]])
+def test_micro_batch_that_was_closed_between_two_writes_is_refused(then: list[int]) -> None:
+    """Somebody else closes the writer: the rows that follow are not the whole of it."""
+
     async def scenario() -> None:
         ledgers = FakeLedgers()
-        writer = (await new_stream(ledgers)).writer()
+        stream = await new_stream(ledgers)
+        writer = stream.writer()
         await writer.write(table(0, 300))
         await writer.close()
-        assert await writer.finish() == []
+        for number in then:
+            await writer.write(table(number))
+        with pytest.raises(RetryableError, match="write all of it again"):
+            await writer.finish()
+        await writer.write(table(5))
+        assert rows_of(ledgers, stream, await writer.finish()) == [5]
+
+    run(scenario())
+
+
+def test_writer_that_was_closed_after_a_failure_or_a_whole_micro_batch_begins_anew() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await new_stream(ledgers)
+        writer = stream.writer()
+        await writer.write(table(0, 300))
+        with pytest.raises(SchemaMismatchError):
+            await writer.write(pa.table({"n": ["text"], "text": ["x"]}))
+        for number in range(2):
+            await writer.close()
+            await writer.write(table(number))
+            assert rows_of(ledgers, stream, await writer.finish()) == [number]
+        await writer.close()
 
     run(scenario())
 

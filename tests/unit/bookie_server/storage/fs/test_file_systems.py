@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from bookie_server.storage.fs import holes
 from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
 from bookie_server.storage.fs.posix_fs import IOV_MAX, PosixFileSystem
@@ -69,6 +70,80 @@ def test_a_preallocated_file_holds_what_was_written_and_zeros(place: Place) -> N
             offset = choose.choice([offset + len(data), choose.randrange(size)]) % size
         assert file.pread(2 * size, 0) == model
         file.close()
+
+
+def test_punched_range_reads_as_zeros_and_takes_nothing(place: Place) -> None:
+    files, root = place
+    file = files.create(root / "a")
+    file.preallocate(256 * KIB)
+    file.pwritev([b"x" * 128 * KIB], 0)
+    file.fdatasync()
+    assert file.hole_bytes() == 0, "blocks that were reserved are there"
+    file.punch(8 * KIB, 64 * KIB)
+    file.punch(8 * KIB, 4 * KIB)
+    file.fdatasync()
+    assert (file.size(), file.hole_bytes()) == (256 * KIB, 64 * KIB)
+    file.close()
+    file = files.open(root / "a", writable=True)
+    assert file.hole_bytes() == 64 * KIB
+    before, hole, behind = b"x" * 8 * KIB, bytes(64 * KIB), b"x" * 56 * KIB
+    assert file.pread(128 * KIB, 0) == before + hole + behind
+    file.pwritev([b"y"], 9 * KIB)
+    assert file.hole_bytes() == 60 * KIB, "a page is there again"
+    for end in (0, 1):
+        with pytest.raises(AssertionError):
+            file.punch(4 * KIB + end, 4 * KIB + 1 - end)
+    file.close()
+
+
+def test_file_without_blocks_for_its_end_has_a_hole_there(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    with path.open("wb") as sparse:
+        sparse.write(b"x" * 4 * KIB)
+        sparse.truncate(64 * KIB)
+    assert PosixFileSystem().open(path).hole_bytes() == 60 * KIB
+    with path.open("wb") as sparse:
+        sparse.truncate(64 * KIB)
+    assert PosixFileSystem().open(path).hole_bytes() == 64 * KIB
+
+
+def test_compressed_file_has_no_hole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = PosixFileSystem().create(tmp_path / "a")
+    file.pwritev([b"x" * 64 * KIB], 0)
+    monkeypatch.setattr(
+        "bookie_server.storage.fs.holes.os.fstat",
+        lambda _descriptor: SimpleNamespace(st_size=64 * KIB, st_blocks=16),
+    )
+    assert file.hole_bytes() == 0
+
+
+def test_system_without_holes_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = PosixFileSystem().create(tmp_path / "a")
+    monkeypatch.setattr("bookie_server.storage.fs.holes._fallocate", lambda: None)
+    with pytest.raises(OSError, match="not supported") as told:
+        file.punch(0, 4 * KIB)
+    assert told.value.errno == errno.EOPNOTSUPP
+    monkeypatch.undo()
+    with pytest.raises(OSError, match="descriptor"):
+        holes.punch(PosixFileSystem().open(tmp_path / "a")._descriptor, 0, 4 * KIB)  # type: ignore[attr-defined]
+
+
+def test_crash_may_undo_a_hole_and_leaves_it_empty_or_as_it_was(memory: MemoryFileSystem) -> None:
+    path = Path("/data/a")
+    write(memory, path, b"x" * 16 * KIB)
+    memory.sync_directory(path.parent)
+    file = memory.open(path, writable=True)
+    file.fdatasync()
+    file.punch(4 * KIB, 8 * KIB)
+    assert memory.crash_clone(None).open(path).hole_bytes() == 0
+    assert memory.copy().open(path).hole_bytes() == 8 * KIB
+    seen = {memory.crash_clone(seed).open(path).hole_bytes() for seed in range(20)}
+    assert 0 in seen and memory.open(path).pread(4 * KIB, 0) == b"x" * 4 * KIB
+    file.fdatasync()
+    after = memory.crash_clone(None).open(path)
+    assert after.hole_bytes() == 8 * KIB and after.pread(16 * KIB, 0).count(0) == 8 * KIB
+    memory.cut(path, 8 * KIB)
+    assert memory.open(path).hole_bytes() == 4 * KIB
 
 
 def test_small_writes_into_new_blocks_are_followed_by_zeros(

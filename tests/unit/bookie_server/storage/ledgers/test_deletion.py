@@ -23,6 +23,7 @@ from bookie_server.storage.index.base import (
 from bookie_server.storage.index.lmdb_index import LmdbIndex
 from bookie_server.storage.index.memory_index import MemoryIndex
 from bookie_server.storage.ledgers import directory_store
+from bookie_server.storage.ledgers.dead_blocks import DeadBlocks
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import KIB, MIB
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
@@ -115,10 +116,10 @@ def test_add_decided_before_the_deletion_does_not_bring_half_a_ledger_back(
     store = storage.store_of(LedgerId(2))
     delete_some, begun, go_on = store.delete_some, threading.Event(), threading.Event()
 
-    def slowly(ids: list[LedgerId]) -> tuple[int, LogUse]:
+    def slowly(ids: list[LedgerId], dead: DeadBlocks) -> tuple[int, LogUse]:
         begun.set()
         assert go_on.wait(10)
-        return delete_some(ids)
+        return delete_some(ids, dead)
 
     monkeypatch.setattr(store, "delete_some", slowly)
     deleting = threading.Thread(target=delete, args=(machine, 2))
@@ -149,8 +150,8 @@ def test_large_ledger_goes_in_bounded_steps_and_flushes_come_between(
     steps: list[int] = []
     delete_some = store.delete_some
 
-    def step(ids: list[LedgerId]) -> tuple[int, LogUse]:
-        gone, use = delete_some(ids)
+    def step(ids: list[LedgerId], dead: DeadBlocks) -> tuple[int, LogUse]:
+        gone, use = delete_some(ids, dead)
         steps.append(use.rows)
         machine.keys.learn(4, b"")
         return gone, use
@@ -172,7 +173,7 @@ def test_crash_in_the_middle_leaves_a_ledger_that_is_found_again(
     store = machine.bookie._storage.store_of(LedgerId(2))
     with machine.bookie._storage._flush_lock:
         store.forget(frozenset([LedgerId(2)]))
-        assert store.delete_some([LedgerId(2)]) == (0, LogUse(1, ANY_BYTES))
+        assert store.delete_some([LedgerId(2)], DeadBlocks()) == (0, LogUse(1, ANY_BYTES))
     files = store._file_system
     assert isinstance(files, MemoryFileSystem)
     after = Machine(files.crash_clone(None), config())
@@ -251,10 +252,10 @@ def fill(index: Index, ledgers: range, rows: int = 4) -> None:
 
 def deleted(index: Index, ledger: int) -> LogUse:
     update = index.begin()
-    use = update.delete_rows(LedgerId(ledger), 1000)
+    rows = update.delete_rows(LedgerId(ledger), 1000)
     update.delete_ledger_record(LedgerId(ledger))
     update.commit()
-    return use
+    return LogUse(len(rows), sum(row.byte_count for row in rows))
 
 
 RUN = 1 << 31

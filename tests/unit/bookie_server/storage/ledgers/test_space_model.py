@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -108,9 +108,9 @@ class Store(RuleBasedStateMachine):
 
 
 Store.TestCase.settings = settings(
-    max_examples=15, stateful_step_count=30, deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)  # fmt: skip
+    max_examples=15,
+    stateful_step_count=30,
+)
 TestStore = Store.TestCase
 
 
