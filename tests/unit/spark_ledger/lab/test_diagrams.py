@@ -38,9 +38,9 @@ def test_diagram_without_a_beginning_is_drawn_around_the_first_fault(tmp_path: P
     path = tmp_path / "x.svg"
     messages, words = drawn(path)
     assert {"2.99 s", "power cut", "3.04 s"} <= set(words)
-    assert any(each.startswith("client to n0: Produce(value=101)") for each in messages)
+    assert any(each.startswith("client to n0: Produce(value=101,") for each in messages)
     lines = path.read_text(encoding="utf-8").splitlines()
-    lost = [line for line in lines if "<title>client to n0: Produce(value=102)" in line]
+    lost = [line for line in lines if "<title>client to n0: Produce(value=102," in line]
     assert len(lost) == 1 and "#d00000" in lost[0], "n0 is dead"
 
 
