@@ -12,8 +12,12 @@ from bookie_server.service import calls
 from bookie_server.service.calls import BOUNDS, AnswerRoom, CallLimits, HangsUp, Kind
 from bookie_server.service.guard.hanging_up import Why
 from spark_ledger.limits.bookie import BOOKIE_CALLS_MAX, BOOKIE_RECEIVING_MAX
+from spark_ledger.limits.entries import READ_CHUNK_BYTES_TARGET
 from spark_ledger.types import BookieStatus
 from tests.unit.virtual_time import run_in_virtual_time
+
+PART = READ_CHUNK_BYTES_TARGET
+"""Of an answer; more is only the part that has a larger entry."""
 
 
 def on_loop(test: Callable[[], Coroutine[object, object, None]]) -> Callable[[], None]:
@@ -153,11 +157,11 @@ async def test_first_parts_are_expected_to_be_large() -> None:
 
 @on_loop
 async def test_reading_waits_until_answers_are_taken() -> None:
-    room = room_of(6 * MIB, grace_s=60.0, unread_s=60.0)
-    readers = [Reader(room, MIB) for _number in range(5)]
+    room = room_of(6 * PART, grace_s=60.0, unread_s=60.0)
+    readers = [Reader(room, PART) for _number in range(5)]
     await asyncio.sleep(0.01)
     assert [reader.has_read for reader in readers] == [True, True, True, False, False]
-    assert room.bytes_held == 6 * MIB, "gRPC has a copy"
+    assert room.bytes_held == 6 * PART, "gRPC has a copy"
     readers[1].reads.set()
     await until(lambda: readers[3].has_read)
     assert not readers[4].has_read
@@ -245,13 +249,13 @@ def test_answers_that_are_read_are_not_cut_however_many_and_long_they_are(
     parts = 4 if written_in_s > 0.1 else 16
 
     async def main() -> None:
-        room = room_of(64 * MIB, grace_s=1.0, unread_s=30.0, hang_up=nobody)
+        room = room_of(64 * PART, grace_s=1.0, unread_s=30.0, hang_up=nobody)
 
         async def call() -> None:
             for _part in range(parts):
                 await room.reserve()
                 await asyncio.sleep(0.001)
-                with room.hold(MIB, name()):
+                with room.hold(PART, name()):
                     most.append(room.bytes_held)
                     await asyncio.sleep(written_in_s)
 
@@ -261,7 +265,7 @@ def test_answers_that_are_read_are_not_cut_however_many_and_long_they_are(
             await asyncio.sleep(0.4)
             assert room.cut_unread(1.0) == 0
         await every
-        assert max(most) <= 66 * MIB
+        assert max(most) <= 66 * PART
         await asyncio.sleep(0)
         assert (room.bytes_held, room._reading, room._writing) == (0, 0, 0)
 
