@@ -110,9 +110,11 @@ class Load:
             self.denials_s.append(await asyncio.to_thread(timed, deny))
 
     async def run(self, seconds: float) -> None:
-        """Everything at once."""
+        """Everything at once, until the last add is answered: some wait for a flush."""
         self.ends_at = time.perf_counter() + seconds
         await asyncio.gather(self.add(), self.probe(), self.look())
+        while self.answered < self.added:
+            await asyncio.sleep(PROBE_S)
 
     def figures(self, seconds: float) -> dict[str, Any]:
         """What was seen; times in milliseconds."""
