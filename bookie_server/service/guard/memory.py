@@ -41,8 +41,8 @@ help in a moment, when their clients are gone: a bookie that waited for seconds 
 flood's neighbours for what the last one had left."""
 
 _TRIM_PAUSE_SHARE_NEAR: Final = 4.0
-"""So many times while hardly any of the budget is left. Calls whose headers are too long leave freed
-memory behind at 100 MiB a second, and a slow look at it put off the next one for seconds."""
+"""So many times while hardly any of the budget is left. Calls whose headers are too long leave
+freed memory behind at 100 MiB a second, and a slow look at it put off the next one for seconds."""
 
 _NEAR: Final = 0.9
 """Share of the budget from which on hardly any is left."""
