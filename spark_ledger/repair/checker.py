@@ -33,7 +33,13 @@ from spark_ledger.metadata.ledgers import LEDGERS_PATH, LedgerStore, is_unreadab
 from spark_ledger.metadata.unsettled import pages
 from spark_ledger.repair.held import held_parts
 from spark_ledger.repair.nodes import CHECK_PATH, CheckState, mark
-from spark_ledger.repair.plan import FinalFragment, all_names, final_fragments, lane_copies
+from spark_ledger.repair.plan import (
+    FinalFragment,
+    all_names,
+    copies_left,
+    final_fragments,
+    lane_copies,
+)
 from spark_ledger.tasks import Throttle
 from spark_ledger.types import BookieId, LedgerId, LedgerMetadata, Versioned
 
@@ -165,16 +171,20 @@ class Checker:
                 continue
             lacking = 0
             for index, bookie_id in enumerate(fragment.bookies):
+                if bookie_id in lost:
+                    continue
                 await self._rate.take(1)
-                lacks = bookie_id in lost or await self._lacks(ledger, fragment, index)
+                lacks = await self._lacks(ledger, fragment, index)
                 silent = silent or lacks is None
                 lacking += lacks is True
             poor = max(poor, lacking)
+        if named := all_names(ledger) & lost:
+            await mark(self._store, ledger_id, named, copies_left(ledger, lost))
         quorums, members = ledger.quorums, [each.bookies for each in final_fragments(ledger)]
         if poor or any(self._moves(each, quorums, ()) for each in members):
             copies = max(0, ledger.quorums.write_quorum - poor)
-            await mark(self._store, ledger_id, all_names(ledger) & lost, copies)
-        return Checked(ledger.is_closed, poor > 0, silent)
+            await mark(self._store, ledger_id, frozenset(), copies)
+        return Checked(ledger.is_closed, poor > 0 or bool(named), silent)
 
     async def _lacks(
         self, ledger: LedgerMetadata, fragment: FinalFragment, index: int
