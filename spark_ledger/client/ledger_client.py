@@ -256,6 +256,7 @@ class LedgerClient:
     async def delete_ledger(self, ledger_id: int) -> None:
         """Delete a ledger's metadata: nobody can open it any more. Idempotent."""
         await self._context.ledgers.delete(check_ledger_id(ledger_id))
+        self._context.deletions.note()
 
     async def list_ledgers(self) -> list[LedgerId]:
         """The ids of all ledgers, ascending."""
@@ -287,6 +288,7 @@ class LedgerClient:
         await self._context.transport.close()
         await self._context.directory.close()
         await self._context.owner.close()
+        await self._context.deletions.close()
         await self._context.store.close()
 
     async def __aenter__(self) -> Self:
