@@ -40,7 +40,12 @@ from spark_ledger.keeper.nodes import (
     write_clock,
 )
 from spark_ledger.keeper.sinks import forget_sinks
-from spark_ledger.limits.keeper import RECLAIM_STEPS_MAX, SWEPT_STREAMS_MAX
+from spark_ledger.limits.keeper import (
+    HURRIED_BYTES_MIN,
+    HURRIED_SHARE,
+    RECLAIM_STEPS_MAX,
+    SWEPT_STREAMS_MAX,
+)
 from spark_ledger.metadata.base import Check, Create, Delete, Operation, Put
 from spark_ledger.metadata.json_nodes import encode_node
 from spark_ledger.metadata.ledgers import LedgerStore, ledger_path
@@ -140,7 +145,7 @@ class StreamKeeper:
         self._waiting: dict[str, SweptNode] = {}
         """By id of the stream, what is dropped and not given back."""
         self._hurried: set[str] = set()
-        """Names of streams of which more waits than their retention keeps."""
+        """Names of streams of which much waits."""
         self._marked: dict[str, str] = {}
         """Names of streams that were marked as deleted at the last sweep, by id."""
         self.done: Counter[str] = Counter()
@@ -303,7 +308,9 @@ class StreamKeeper:
                 reclaimable_bytes=extent.reclaimable_bytes,
             )
             size_bytes = extent.retention.size_bytes
-            if size_bytes is not None and extent.reclaimable_bytes > size_bytes:
+            if size_bytes is not None and extent.reclaimable_bytes > max(
+                HURRIED_BYTES_MIN, HURRIED_SHARE * size_bytes
+            ):
                 self._hurried.add(stream.name)
 
     # -- since when rows are dropped (rule K8) -----------------------------------------------------

@@ -61,6 +61,13 @@ DROPPED_LEAST_S: Final = 75.0
 140 MB/s, ten gigabytes instead of forty. Longer than a commit looks for its lost reply, and than
 Kafka keeps files of deleted segments."""
 
+HURRIED_SHARE: Final = 0.125
+"""A stream of which more than this share of what its retention keeps is dropped, and not given
+back, is visited at each pass: what is written between two visits lies beside what is kept."""
+
+HURRIED_BYTES_MIN: Final = 64 * MIB
+"""But not for less than this, which no disk is short of: a visit is a dozen operations."""
+
 CLOCK_CATCH_UP: Final = 10
 """How many times faster than time passes the keeper's clock catches up with one that is ahead: an
 outage of three days in eight hours, a clock that jumped by a year in forty days."""

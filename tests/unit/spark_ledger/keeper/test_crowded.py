@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from spark_ledger.errors import DataLossError
+from spark_ledger.keeper import streams
 from spark_ledger.keeper.keeper import Keeper
 from spark_ledger.limits.keeper import DROPPED_LEAST_S
 from spark_ledger.limits.metadata import METADATA_TIMEOUT_S
@@ -30,6 +31,11 @@ from tests.unit.spark_ledger.keeper.world import Clock, new_stream, passes, read
 from tests.unit.spark_ledger.stream.world import small_manifests
 
 GRACE_S, LEAST_S = 300.0, 75.0
+
+
+@pytest.fixture(autouse=True)
+def any_number_of_bytes_is_worth_a_visit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "HURRIED_BYTES_MIN", 0)
 
 
 async def crowded(world: World, clock: Clock, **limits: int) -> tuple[Stream, Keeper]:
