@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -77,7 +78,7 @@ def test_signs_that_do_not_end_start_no_pass_within_the_pause() -> None:
         for _ in range(250):
             await give_sign(world.operator)
             await asyncio.sleep(1)
-        pauses = [later - before for before, later in zip(began, began[1:], strict=False)]
+        pauses = [later - before for before, later in itertools.pairwise(began)]
         assert len(began) > 10 and min(pauses) >= world.sign_pause_s
         assert world.shelf.deleted == [], "nothing was deleted, whatever the signs say"
 
