@@ -257,6 +257,7 @@ class LedgerClient:
     async def delete_ledger(self, ledger_id: int) -> None:
         """Delete a ledger's metadata: nobody can open it any more. Idempotent."""
         await self._context.ledgers.delete(check_ledger_id(ledger_id))
+        self._context.deletions.note()
 
     async def list_ledgers(self) -> list[LedgerId]:
         """The ids of all ledgers, ascending."""
@@ -286,6 +287,7 @@ class LedgerClient:
         # session ends, or this process would count as the living owner of what it has left open.
         async with AsyncExitStack() as ending:
             ending.push_async_callback(context.store.close)
+            ending.push_async_callback(context.deletions.close)
             ending.push_async_callback(context.owner.close)
             ending.push_async_callback(context.directory.close)
             ending.push_async_callback(context.transport.close)

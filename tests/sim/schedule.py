@@ -22,8 +22,9 @@ from typing import Any, Final
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import LedgerError, NotFoundError
-from spark_ledger.keeper import keeper, optimizing
+from spark_ledger.keeper import keeper, optimizing, streams
 from spark_ledger.lab.simulation.loop import Deadlock, current_process
+from spark_ledger.metadata import deletions
 from spark_ledger.stream import nodes
 from spark_ledger.stream.commit import commit_nodes, committer, sealer
 from spark_ledger.stream.manifest import tree
@@ -330,12 +331,17 @@ def _adjusted(options: Options) -> Iterator[None]:
     if options.packs:
         values["OPTIMIZED_ENTRIES_MIN"] = 2
     if options.drops or options.audits or options.packs:
-        values["STREAM_SWEEP_PASSES"] = 2
+        values |= {"STREAM_SWEEP_PASSES": 2, "HURRIED_BYTES_MIN": 0}
+    if options.collects:
+        values["DELETION_SIGN_PAUSE_S"] = 0.1
     if options.audits:
         values["LEDGERS_NAMED_BY_COMMIT_MAX"] = 1
     places = [
         (module, name)
-        for module in (commit_nodes, committer, frame, keeper, nodes, optimizing, sealer, tree)
+        for module in (
+            *(commit_nodes, committer, deletions, frame, keeper, nodes, optimizing, sealer),
+            *(streams, tree),
+        )
         for name in values
         if hasattr(module, name)
     ]
