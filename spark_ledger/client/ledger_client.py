@@ -89,14 +89,14 @@ class LedgerClient:
         cluster = await ensure_cluster_node(store)
         directory = BookieDirectory(BookieRegistry(store), draw)
         directory.policy = cluster.policy
-        await directory.start()
         try:
+            await directory.start()
             if transport is None:
                 # grpc is loaded here and not above: importing spark_ledger shall not cost it.
                 from spark_ledger.transport.grpc_aio import GrpcTransport
 
                 transport = GrpcTransport(directory.address)
-        except BaseException:  # as in a forked child, which can have none
+        except BaseException:  # as in a forked child, which can have no transport
             await directory.close()
             raise
         return cls(
@@ -283,6 +283,7 @@ class LedgerClient:
         await self._left_open.close()
         for writer in list(self._context.writers):
             await writer.abandon()
+        self._context.timer.close()
         await self._context.suspects.close()
         await self._context.transport.close()
         await self._context.directory.close()
