@@ -59,11 +59,14 @@ class Load:
         self.stats_s: list[float] = []
         self.denials_s: list[float] = []
         self.ends_at = 0.0
+        self.all_answered = asyncio.Event()
 
     def done(self, status: BookieStatus, message: str) -> None:
         """One add was answered."""
         assert status is BookieStatus.OK, message
         self.answered += 1
+        if self.answered == self.added:
+            self.all_answered.set()
 
     async def add(self) -> None:
         """Add until the end, some per turn of the loop."""
@@ -85,6 +88,7 @@ class Load:
                         done=self.done,
                     )
             self.added += CHUNK
+            self.all_answered.clear()
             self.own_max = max(self.own_max, time.perf_counter() - started)
             await asyncio.sleep(0)
 
@@ -110,9 +114,10 @@ class Load:
             self.denials_s.append(await asyncio.to_thread(timed, deny))
 
     async def run(self, seconds: float) -> None:
-        """Everything at once."""
+        """Everything at once, until the last add is answered: some wait for a flush."""
         self.ends_at = time.perf_counter() + seconds
         await asyncio.gather(self.add(), self.probe(), self.look())
+        await self.all_answered.wait()
 
     def figures(self, seconds: float) -> dict[str, Any]:
         """What was seen; times in milliseconds."""

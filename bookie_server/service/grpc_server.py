@@ -17,6 +17,8 @@ from bookie_server.service.metrics import ServiceMetrics
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits.bookie import (
     BOOKIE_CALLS_MAX,
+    BOOKIE_CALLS_WAITING,
+    BOOKIE_CALLS_WAITING_MAX,
     BOOKIE_CONNECTIONS_MAX,
     BOOKIE_HANDSHAKE_TIMEOUT_S,
     BOOKIE_HEADERS_BYTES_MAX,
@@ -44,8 +46,11 @@ def server_options(connections_max: int = BOOKIE_CONNECTIONS_MAX) -> list[tuple[
         ("grpc.http2.max_ping_strikes", 0),
         # No bound on the streams of a connection: in the first moment, before its client knows the
         # bound, gRPC would reset honest calls. ``CallLimits`` tells them to come later.
-        # From a thousand calls that wait for the service loop on, gRPC resets some of the newest by
-        # lot. It stays so: with a bound of 12,000 a flood of them kept the loop for ten seconds.
+        # Of calls that wait for the service loop gRPC resets some by lot above the first number,
+        # and each new one above the second. Each keeps its headers and what gRPC sets aside for it:
+        # 3,000, its own bound, took 100 MiB. With 12,000 the loop was busy for ten seconds.
+        ("grpc.server.max_pending_requests", BOOKIE_CALLS_WAITING),
+        ("grpc.server.max_pending_requests_hard_limit", BOOKIE_CALLS_WAITING_MAX),
         # Ours have a few hundred bytes. Each call that waits keeps its headers, in the memory of
         # gRPC and again in Python's; gRPC's own bound is 16 KiB.
         ("grpc.max_metadata_size", BOOKIE_HEADERS_BYTES_MAX),

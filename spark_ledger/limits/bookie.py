@@ -87,6 +87,13 @@ BOOKIE_CONNECTION_SHARE: Final = 4
 BOOKIE_CALLS_MAX: Final = 12_000
 """Calls at once in gRPC, which refuses without a look at the kind: above the sum of the bounds."""
 
+BOOKIE_CALLS_WAITING: Final = 600
+"""Calls that gRPC has, and the service loop has not taken yet: it takes some thousands in a second,
+so more wait only in a flood. gRPC resets some above it, and a client of ours begins them again."""
+
+BOOKIE_CALLS_WAITING_MAX: Final = 1_000
+"""Above this it resets each new one."""
+
 BOOKIE_RECEIVE_S: Final = 5.0
 """A request of a few bytes that is not there by then will not come."""
 

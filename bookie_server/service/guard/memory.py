@@ -40,6 +40,13 @@ _TRIM_PAUSE_SHARE: Final = 25.0
 help in a moment, when their clients are gone: a bookie that waited for seconds refused the next
 flood's neighbours for what the last one had left."""
 
+_TRIM_PAUSE_SHARE_NEAR: Final = 4.0
+"""So many times while hardly any of the budget is left. Calls whose headers are too long leave
+freed memory behind at 100 MiB a second, and a slow look at it put off the next one for seconds."""
+
+_NEAR: Final = 0.9
+"""Share of the budget from which on hardly any is left."""
+
 _LET_GO_S: Final = 0.02
 """gRPC frees the memory of connections that were ended by then."""
 
@@ -96,7 +103,8 @@ class MemoryGuard:
         self._is_resting = False
         self._used = used
         self._trim = trim
-        self._trim_at = 0.0
+        self._trimmed_at = float("-inf")
+        self._trim_took_s = 0.0
         self._cut_unsaid = 0  # clients that the log does not have yet
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
@@ -174,14 +182,14 @@ class MemoryGuard:
         loop = asyncio.get_running_loop()
         self.cut += cut
         self._cut_unsaid += cut
-        if loop.time() >= self._trim_at:
-            before = self._used()
+        before = self._used()
+        if loop.time() >= self._trim_at(before):
             if cut:
                 await asyncio.sleep(_LET_GO_S)
             began = loop.time()
             await loop.run_in_executor(None, self._trim)
-            after, ended = self._used(), loop.time()
-            self._trim_at = ended + max(_TRIM_PAUSE_S, _TRIM_PAUSE_SHARE * (ended - began))
+            after, self._trimmed_at = self._used(), loop.time()
+            self._trim_took_s = self._trimmed_at - began
             if self._cut_unsaid:
                 cut, self._cut_unsaid = self._cut_unsaid, 0
                 logger.warning(
@@ -192,3 +200,9 @@ class MemoryGuard:
                     cut,
                     after // MIB,
                 )
+
+    def _trim_at(self, used: int) -> float:
+        """When freed memory may be given back again."""
+        is_near = used > _NEAR * self._budget_bytes
+        share = _TRIM_PAUSE_SHARE_NEAR if is_near else _TRIM_PAUSE_SHARE
+        return self._trimmed_at + max(_TRIM_PAUSE_S, share * self._trim_took_s)

@@ -91,9 +91,12 @@ def test_memory_that_is_freed_a_moment_after_a_look_is_given_back_soon() -> None
     assert asyncio.run(main()) < 3.0, "seconds pass between two looks at freed memory"
 
 
-def test_slow_look_at_freed_memory_is_begun_again_after_as_long_a_pause() -> None:
+@pytest.mark.parametrize(("used", "trims"), [(80, range(1, 2)), (95, range(2, 7))])
+def test_slow_look_at_freed_memory_is_begun_again_after_a_pause_that_is_short_near_the_budget(
+    used: int, trims: range
+) -> None:
     async def main() -> int:
-        process = Process(10_000, cuts=1)
+        process = Process(used, cuts=1)
         process.slow_s = 0.05
         began = asyncio.get_running_loop().time()
         while asyncio.get_running_loop().time() - began < 1.0:
@@ -101,7 +104,7 @@ def test_slow_look_at_freed_memory_is_begun_again_after_as_long_a_pause() -> Non
             await asyncio.sleep(0.005)
         return process.trims
 
-    assert asyncio.run(main()) == 1
+    assert asyncio.run(main()) in trims
 
 
 def test_clients_that_are_cut_all_the_time_do_not_keep_the_allocator_locked() -> None:
