@@ -29,6 +29,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.unit.virtual_time import VirtualLoop
+
 # Any: what is looked at is whatever is there, and asyncio's types hide most of it.
 
 _ROOT = Path(__file__).parent.parent
@@ -39,9 +41,11 @@ _TESTS = f"{_ROOT / 'tests'}{os.sep}"
 _TURNS = 10
 """Of the loop, that what has just been told to end may take."""
 
+_ENDS_S = 1.0
+"""And what threads have a part in, on a busy machine. Where time is virtual there are none."""
+
 _THREAD_ENDS_S = 5.0
-"""A thread that was told to end may take so long on a busy machine. None is waited for if all have
-ended."""
+"""A thread that was told to end may take so long. None is waited for if all have ended."""
 
 _found: list[str] = []
 """What was seen in this test so far. Loops of several threads add to it."""
@@ -75,10 +79,15 @@ def end(before: Before) -> list[str]:
     _found.extend(_threads(before))
     _found.extend(_files(before))
     _found.extend(_repair_locks())
-    found = list(dict.fromkeys(_found))
-    _found.clear()
+    found = late()
     _made.clear()
     return found
+
+
+def forget() -> None:
+    """A test has ended that nothing is asked about."""
+    _found.clear()
+    _made.clear()
 
 
 def late() -> list[str]:
@@ -158,15 +167,18 @@ def _place(task: asyncio.Task[Any]) -> str:
     return f"task {name}{where}"
 
 
-async def _some_turns() -> None:
+async def _settle(tasks: Iterable[asyncio.Task[Any]]) -> None:
     for _ in range(_TURNS):
         await asyncio.sleep(0)
+    late = [task for task in tasks if not task.done()]
+    if late and not isinstance(asyncio.get_running_loop(), VirtualLoop):
+        await asyncio.wait(late, timeout=_ENDS_S)
 
 
 def look_at_loop(loop: asyncio.AbstractEventLoop) -> None:
     """A loop is about to be closed: note what is under way. Runners do it by themselves."""
     if _tasks(loop) or _generators(loop):
-        loop.run_until_complete(_some_turns())
+        loop.run_until_complete(_settle(_tasks(loop)))
     _found.extend(map(_place, _tasks(loop)))
     _found.extend(f"generator {each.ag_code.co_qualname}" for each in _generators(loop))
     _found.extend(_timers(loop))
@@ -185,8 +197,8 @@ def _look_at_portal(before: Before) -> None:
     loop = _portal_loop()
     if loop is None:
         return
-    if set(_tasks(loop)) - before.tasks or _generators(loop):
-        asyncio.run_coroutine_threadsafe(_some_turns(), loop).result()
+    if (late := set(_tasks(loop)) - before.tasks) or _generators(loop):
+        asyncio.run_coroutine_threadsafe(_settle(late), loop).result()
     _found.extend(map(_place, set(_tasks(loop)) - before.tasks))
     _found.extend(f"generator {each.ag_code.co_qualname}" for each in _generators(loop))
 
