@@ -207,8 +207,9 @@ class _AsyncioLog(logging.Handler):
     """Errors that nobody looked at, tasks that were dropped, callbacks that raised."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.levelno >= logging.ERROR:
-            _found.append(f"asyncio: {record.getMessage()}")
+        text = record.getMessage()
+        if record.levelno >= logging.ERROR and f"defined at {_TESTS}" not in text:
+            _found.append(f"asyncio: {text}")
 
 
 # -- the process -----------------------------------------------------------------------------------

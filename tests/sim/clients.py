@@ -97,14 +97,10 @@ class Client:
                 self._connections.append(client)
                 return client
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Close the connections, once all else is done."""
-
-        async def close_all() -> None:
-            for client in self._connections:
-                await client.close()
-
-        self.start(close_all())
+        for client in self._connections:
+            await client.close()
 
     def open(
         self, client: LedgerClient, ledger_id: int, *, recover: bool = False

@@ -15,7 +15,7 @@ import uuid
 import warnings
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Final
@@ -280,13 +280,14 @@ class _Run:
         clients = [each for each in [*world.clients, self._last] if each.process.alive]
         closed = [each for each in clients if each.is_done]
         for client in closed:
-            client.close()
-        done = world.loop.run(
-            lambda: all(client.is_done for client in closed),
-            until_s=world.loop.now + HEAL_S,
-            callbacks_max=world.loop.callbacks + _CALLBACKS_MAX,
-        )
-        if not done:
+            client.start(client.close())
+        with suppress(Deadlock):  # nothing at all is left to be done
+            world.loop.run(
+                lambda: all(client.is_done for client in closed),
+                until_s=world.loop.now + HEAL_S,
+                callbacks_max=world.loop.callbacks + _CALLBACKS_MAX,
+            )
+        if not all(client.is_done for client in closed):
             world.violate("I13", "hangs", f"closing does not end: {self._who_waits()} not done")
         for client in closed:
             left = [str(task.get_coro()) for task in world.loop.tasks_of(client.process)]
