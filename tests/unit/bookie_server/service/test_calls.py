@@ -17,6 +17,8 @@ from spark_ledger.limits.entries import READ_CHUNK_BYTES_TARGET
 from spark_ledger.types import BookieStatus
 from tests.unit.virtual_time import run_in_virtual_time
 
+pytestmark = pytest.mark.leaves_open("AnswerRoom._look", reason="its service goes on")
+
 PART = READ_CHUNK_BYTES_TARGET
 """Of an answer; more is only the part that has a larger entry."""
 

@@ -426,7 +426,7 @@ async def test_a_striped_read_that_breaks_names_the_entry_it_wants_next(bookies:
     bookie = ScriptedBookie()
     port = await bookies.start(bookie)
     transport = GrpcTransport(lambda _bookie_id: f"127.0.0.1:{port}")
-    bookie.watch_last_confirmed(LEDGER, lambda: None)  # makes the ledger
+    bookie.watch_last_confirmed(LEDGER, lambda: None)()  # makes the ledger
     bookie.ledgers[LEDGER].entries = {entry: bytes(600_000) for entry in range(12)}
     read, reads = bookie.read, 0
 
@@ -450,7 +450,7 @@ async def test_time_that_the_caller_takes_between_chunks_does_not_count(bookies:
     bookie = ScriptedBookie()
     port = await bookies.start(bookie)
     transport = GrpcTransport(lambda _bookie_id: f"127.0.0.1:{port}")
-    bookie.watch_last_confirmed(LEDGER, lambda: None)  # makes the ledger
+    bookie.watch_last_confirmed(LEDGER, lambda: None)()  # makes the ledger
     bookie.ledgers[LEDGER].entries = {entry: bytes(600_000) for entry in range(30)}
     found: list[int] = []
     async for chunk in transport.read(BOOKIE, LEDGER, EntryId(0), EntryId(29), timeout_s=0.5):
