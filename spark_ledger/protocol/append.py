@@ -248,6 +248,8 @@ class AppendMachine:
         self._last_add_pushed = EntryId(self._last_add_pushed + len(event.sizes))
         self._announcements.carried(self._last_add_confirmed, now)  # in the frames being sent
         commands = self._replication.push(self._last_add_pushed, now)
+        if not self._replication.failed_indexes:
+            return commands  # as nearly always: nobody is to be replaced
         if not self._replication.can_confirm():
             self._replication.retry_now(now)  # the ledger depends on it: ask before giving up
         return commands + self._change_if_needed(now)
