@@ -153,7 +153,7 @@ class Bookie:
             recovery=add.recovery,
             disk_full=self.leaving or self._disks.reason(ledger_id),
             is_full=is_full,
-            others_wait=bool(self._waiting),
+            others_wait=waiting_bytes > 0,
             waiting_bytes=waiting_bytes,
             flush_failure=self._flush_refusal(ledger_id) if is_full or waiting_bytes else None,
         )
@@ -390,12 +390,12 @@ class Bookie:
             return
         # As in ``_decide``, without callables: of many ledgers each entry comes through here.
         found = find_record(self._storage, self._journal.failure, ledger_id)
-        if in_metadata is None and self._is_unknown(ledger_id, found):
-            again = partial(resume, partial(self._admit_known, add), add.done)
-            self._first_contacts.wait(ledger_id, again)
-            return
         if isinstance(found, Refusal):
             add.done(*found)
+            return
+        if in_metadata is None and (found is None or self._first_contacts.is_waiting(ledger_id)):
+            again = partial(resume, partial(self._admit_known, add), add.done)
+            self._first_contacts.wait(ledger_id, again)
             return
         accepted = on_add(
             found,
@@ -409,7 +409,7 @@ class Bookie:
         if isinstance(accepted, Refusal):
             add.done(*accepted)
             return
-        if self._refuses_for_room(add.done):
+        if self._journal.no_room and self._refuses_for_room(add.done):
             return
         if no_room is not None:
             add.done(*no_room)
@@ -439,20 +439,17 @@ class Bookie:
         """What a rule says of the ledger's record as it is now; None if ``done`` was called, or
         ``again`` will be, with what the metadata say."""
         found = find_record(self._storage, self._journal.failure, ledger_id)
-        if in_metadata is None and self._is_unknown(ledger_id, found):
+        if isinstance(found, Refusal):
+            done(*found)
+            return None
+        if in_metadata is None and (found is None or self._first_contacts.is_waiting(ledger_id)):
             self._first_contacts.wait(ledger_id, partial(resume, again, done))
             return None
-        decision = found if isinstance(found, Refusal) else rule(found)
+        decision = rule(found)
         if isinstance(decision, Refusal):
             done(*decision)
             return None
         return decision
-
-    def _is_unknown(self, ledger_id: LedgerId, found: LedgerRecord | Refusal | None) -> bool:
-        """Whether the metadata have to be asked first, or are being asked for another request."""
-        if isinstance(found, Refusal):
-            return False
-        return found is None or self._first_contacts.is_waiting(ledger_id)
 
     def _admit_known(self, add: PendingAdd, known: KnownLedger) -> None:
         """Through admission again: the room that there was may be taken by now."""

@@ -28,7 +28,7 @@ from bookie_server.storage.ledgers.dead_blocks import DeadBlocks
 from bookie_server.storage.ledgers.directory_store import DirectoryStore
 from bookie_server.storage.ledgers.lacking import LackingLedgers
 from bookie_server.storage.ledgers.scrub import Scrubber, ScrubStats
-from bookie_server.storage.ledgers.write_cache import CachedRun, WriteCache
+from bookie_server.storage.ledgers.write_cache import CachedRun
 from spark_ledger.bookie_api import EntryPage
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import GIB
@@ -189,10 +189,8 @@ class LedgerStorage:
         Service thread. A yes may be out of date, as the flush can end at any moment. Then
         ``on_flushed`` is still to come, and whoever waits is looked at again.
         """
-        return self._has_no_room(self._stores[ledger_id % self._store_count].cache)
-
-    def _has_no_room(self, cache: WriteCache) -> bool:
-        return cache.is_frozen and cache.active_bytes >= self._active_bytes_max
+        cache = self._stores[ledger_id % self._store_count].cache
+        return cache.is_frozen_beside(self._active_bytes_max)
 
     def place_for(self, ledger_id: LedgerId, block: Block) -> RunPlace | None:
         """What the journal settles for a run that is written once; None if it is too small."""
@@ -211,7 +209,8 @@ class LedgerStorage:
         ledger_id = run.ledger_id
         assert ledger_record.last_entry >= run.last_entry, "the ledger record covers the run"
         store = self._stores[ledger_id % self._store_count]
-        assert not self._has_no_room(store.cache), "an add waits until there is room"
+        is_full = store.cache.is_frozen_beside(self._active_bytes_max)
+        assert not is_full, "an add waits until there is room"
         active_bytes = store.cache.add(cached)
         store.set_ledger_record(ledger_id, ledger_record)
         if active_bytes >= self._active_bytes_max:
