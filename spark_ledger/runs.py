@@ -45,8 +45,6 @@ class EntryRun:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, EntryRun) and self._fields() == other._fields()
 
-    __hash__ = None  # type: ignore[assignment]  # sizes may be a list
-
     def __repr__(self) -> str:
         return f"EntryRun{self._fields()!r}"
 
