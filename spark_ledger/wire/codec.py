@@ -157,7 +157,7 @@ def decode_append_request(data: bytes) -> Iterator[ReceivedAdd]:
                         yield from adds
                         position, number = end, number + count
                         continue
-                    unusual_to = end
+                unusual_to = end  # these one by one: what is wrong with one of them is named
             if number == APPEND_MESSAGE_ADDS_MAX:
                 raise ValueError(f"more than {APPEND_MESSAGE_ADDS_MAX} adds")  # noqa: TRY301 - here
             key, start, position = next(_fields(data, position, len(data)))

@@ -199,16 +199,22 @@ def test_run_that_claims_many_frames_is_refused_unexpanded() -> None:
     ("data", "error"),
     [
         (b"\x0a\x00" * (APPEND_MESSAGE_ADDS_MAX + 1), "adds"),
+        (b"\x0a\x00" * (APPEND_MESSAGE_ADDS_MAX + 1000), "adds"),
         (b"\x78\x00" * (APPEND_MESSAGE_ADDS_MAX + 1), "adds"),
         (b"\x0a\x42" + b"\x78\x00" * 33, "more than 32 fields"),
         (pb.AppendRequest(adds=[pb.AddRun(access_key=bytes(2000))]).SerializeToString(), "long"),
     ],
-    ids=["adds", "unknown-fields", "fields-of-an-add", "access-key"],
+    ids=["adds", "adds-that-stand-together", "unknown-fields", "fields-of-an-add", "access-key"],
 )
 def test_message_of_too_much_is_refused_where_it_becomes_too_much(data: bytes, error: str) -> None:
-    """Two million empty adds fit into 4 MB, and would take a minute."""
-    with pytest.raises(MalformedMessageError, match=error):
+    """Two million empty adds fit into 4 MB, and would take a minute. So would to look from each of
+    them on how many stand together."""
+    with (
+        patch.object(codec, "_small_adds", wraps=codec._small_adds) as looks,
+        pytest.raises(MalformedMessageError, match=error),
+    ):
         list_of(data)
+    assert looks.call_count <= 2 or data[0] == 0x78
 
 
 @pytest.mark.parametrize("payload_bytes", [0, 100, 17_000])
