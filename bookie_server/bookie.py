@@ -36,7 +36,7 @@ from bookie_server.core.transitions import (
 from bookie_server.duplicates import refuse_other_bytes
 from bookie_server.first_contact import LedgerKeys, LookUps, resume
 from bookie_server.giving_back import GivingBack
-from bookie_server.reads import entry_page, read_entries
+from bookie_server.reads import entry_page, find_record, read_entries
 from bookie_server.storage.blocks import RUN_ENTRIES_MAX, RUN_FRAMES_BYTES_MAX, encode_run
 from bookie_server.storage.disks import DiskWatch
 from bookie_server.storage.fs.vfs import Lock
@@ -50,7 +50,6 @@ from bookie_server.storage.stats import StorageStats
 from bookie_server.waiting_adds import PendingAdd, WaitingAdds
 from bookie_server.watchers import Watchers
 from spark_ledger.bookie_api import Done, EntryPage, LedgerEnd, ReadOutcome, Refusal
-from spark_ledger.errors import CorruptionError
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from spark_ledger.wire.frame import access_key_hash
@@ -154,7 +153,7 @@ class Bookie:
             recovery=add.recovery,
             disk_full=self.leaving or self._disks.reason(ledger_id),
             is_full=is_full,
-            others_wait=bool(self._waiting),
+            others_wait=waiting_bytes > 0,
             waiting_bytes=waiting_bytes,
             flush_failure=self._flush_refusal(ledger_id) if is_full or waiting_bytes else None,
         )
@@ -245,11 +244,10 @@ class Bookie:
 
     def end_of_ledger(self, ledger_id: LedgerId, *, access_key: bytes) -> LedgerEnd:
         """Where the ledger ends here. A key that is shown must be right; none is needed."""
-        try:
-            ledger_record = self._storage.ledger_record(ledger_id)
-        except (OSError, CorruptionError) as error:
-            return LedgerEnd.without_end(BookieStatus.IO_ERROR, str(error))
-        return end_of_ledger(ledger_record, ledger_id, shown_hash(access_key))
+        found = find_record(self._storage, None, ledger_id)
+        if isinstance(found, Refusal):
+            return LedgerEnd.without_end(*found)
+        return end_of_ledger(found, ledger_id, shown_hash(access_key))
 
     def watch_last_confirmed(
         self, ledger_id: LedgerId, callback: Callable[[], None]
@@ -385,27 +383,33 @@ class Bookie:
     def _add(self, add: PendingAdd, no_room: Refusal | None = None) -> None:
         """Decide and perform an add. Without room it is refused, unless the ledger's record refuses
         it already: a writer has to hear of a fence, and not only of a full disk."""
-        run = add.run
-        if (refusal := self.giving_back.refuse(run.ledger_id)) is not None:
+        run, in_metadata = add.run, add.in_metadata
+        ledger_id = run.ledger_id
+        if (refusal := self.giving_back.refuse(ledger_id)) is not None:
             add.done(*refusal)
             return
-        accepted = self._decide(
-            run.ledger_id,
-            lambda now: on_add(
-                now,
-                run.ledger_id,
-                add.key_hash,
-                recovery=add.recovery,
-                last_entry=run.last_entry,
-                last_add_confirmed=add.last_add_confirmed,
-                in_metadata=add.in_metadata,
-            ),
-            add.done,
-            in_metadata=add.in_metadata,
-            # Through admission again: the room that there was may be taken by now.
-            again=lambda known: self._admit(add._replace(in_metadata=known)),
+        # As in ``_decide``, without callables: of many ledgers each entry comes through here.
+        found = find_record(self._storage, self._journal.failure, ledger_id)
+        if isinstance(found, Refusal):
+            add.done(*found)
+            return
+        if in_metadata is None and (found is None or self._first_contacts.is_waiting(ledger_id)):
+            again = partial(resume, partial(self._admit_known, add), add.done)
+            self._first_contacts.wait(ledger_id, again)
+            return
+        accepted = on_add(
+            found,
+            ledger_id,
+            add.key_hash,
+            recovery=add.recovery,
+            last_entry=run.last_entry,
+            last_add_confirmed=add.last_add_confirmed,
+            in_metadata=in_metadata,
         )
-        if accepted is None or self._refuses_for_room(add.done):
+        if isinstance(accepted, Refusal):
+            add.done(*accepted)
+            return
+        if self._journal.no_room and self._refuses_for_room(add.done):
             return
         if no_room is not None:
             add.done(*no_room)
@@ -417,7 +421,7 @@ class Bookie:
                 return
         block = encode_run(run, add.last_add_confirmed)
         self._perform(accepted.steps, _ignored)
-        place = self._storage.place_for(run.ledger_id, block)
+        place = self._storage.place_for(ledger_id, block)
         self._storage.add(CachedRun(run, add.last_add_confirmed, block, place), accepted.record)
         self._journal.append(RecordType.RUN, block, add.done, place)
         if accepted.lac_advanced:
@@ -433,30 +437,23 @@ class Bookie:
         again: Callable[[KnownLedger], None],
     ) -> Accepted | None:
         """What a rule says of the ledger's record as it is now; None if ``done`` was called, or
-        ``again`` will be, with what the metadata say.
-
-        Once the journal has failed nothing is decided: a change would stay in memory for ever and
-        be served to readers, though no restart could bring it back (rule S3).
-        """
-        failure = self._journal.failure
-        if failure is not None:
-            done(BookieStatus.IO_ERROR, failure)
+        ``again`` will be, with what the metadata say."""
+        found = find_record(self._storage, self._journal.failure, ledger_id)
+        if isinstance(found, Refusal):
+            done(*found)
             return None
-        try:
-            ledger_record = self._storage.ledger_record(ledger_id)
-        except (OSError, CorruptionError) as error:
-            done(BookieStatus.IO_ERROR, str(error))
-            return None
-        if in_metadata is None and (
-            ledger_record is None or self._first_contacts.is_waiting(ledger_id)
-        ):
+        if in_metadata is None and (found is None or self._first_contacts.is_waiting(ledger_id)):
             self._first_contacts.wait(ledger_id, partial(resume, again, done))
             return None
-        decision = rule(ledger_record)
+        decision = rule(found)
         if isinstance(decision, Refusal):
             done(*decision)
             return None
         return decision
+
+    def _admit_known(self, add: PendingAdd, known: KnownLedger) -> None:
+        """Through admission again: the room that there was may be taken by now."""
+        self._admit(add._replace(in_metadata=known))
 
     def _refuses_for_room(self, done: Done) -> bool:
         """Refuse what the journal has no room for, before memory is changed by it (rule S14)."""

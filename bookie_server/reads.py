@@ -7,12 +7,29 @@ entry was never confirmed, and may close the ledger below it (rule P14).
 
 from __future__ import annotations
 
+from bookie_server.core.ledger_record import LedgerRecord
 from bookie_server.storage.ledgers.ledger_storage import LedgerStorage
-from spark_ledger.bookie_api import EntryPage, ReadOutcome
+from spark_ledger.bookie_api import EntryPage, ReadOutcome, Refusal
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits.bookie import BOOKIE_RANGES_PER_PAGE
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
+
+
+def find_record(
+    storage: LedgerStorage, failure: str | None, ledger_id: LedgerId
+) -> LedgerRecord | Refusal | None:
+    """The ledger's record as it is now, or why nothing is decided; None if there is none.
+
+    Once the journal has failed (``failure``) nothing is: a change would stay in memory for ever and
+    be served to readers, though no restart could bring it back (rule S3).
+    """
+    if failure is not None:
+        return Refusal(BookieStatus.IO_ERROR, failure)
+    try:
+        return storage.ledger_record(ledger_id)
+    except (OSError, CorruptionError) as error:
+        return Refusal(BookieStatus.IO_ERROR, str(error))
 
 
 def read_entries(

@@ -7,32 +7,49 @@ record and one index row carry many entries. ``sizes`` delimits the frames insid
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Final
+from typing import Final, final
 
 from spark_ledger.types import EntryId, LedgerId
 
 
-@dataclass(frozen=True, slots=True)
+@final
 class EntryRun:
-    """Entries of one ledger in ascending order.
+    """Entries of one ledger in ascending order. Never changed.
 
     ``entry_ids`` is None when ids are consecutive from ``first_entry``; otherwise it lists all.
+    No frozen dataclass: to make one of those takes three times as long, and of many ledgers each
+    entry comes in a run of its own.
     """
 
-    ledger_id: LedgerId
-    first_entry: EntryId
-    entry_ids: Sequence[int] | None
-    sizes: Sequence[int]
-    frames: bytes
-    last_entry: EntryId = field(init=False, compare=False)
-    """Kept, because a run on its way is asked for it a dozen times."""
+    __slots__ = ("entry_ids", "first_entry", "frames", "last_entry", "ledger_id", "sizes")
 
-    def __post_init__(self) -> None:
-        ids = self.entry_ids  # of a malformed run there may be none
-        last = ids[-1] if ids else self.first_entry + len(self.sizes) - 1
-        object.__setattr__(self, "last_entry", last)
+    def __init__(
+        self,
+        ledger_id: LedgerId,
+        first_entry: EntryId,
+        entry_ids: Sequence[int] | None,
+        sizes: Sequence[int],
+        frames: bytes,
+    ) -> None:
+        self.ledger_id = ledger_id
+        self.first_entry = first_entry
+        self.entry_ids = entry_ids
+        self.sizes = sizes
+        self.frames = frames
+        # Kept, because a run on its way is asked for it a dozen times. Of a malformed run there may
+        # be no ids.
+        last = entry_ids[-1] if entry_ids else first_entry + len(sizes) - 1
+        self.last_entry: EntryId = last  # type: ignore[assignment]  # the name of a type is a call
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, EntryRun) and self._fields() == other._fields()
+
+    def __repr__(self) -> str:
+        return f"EntryRun{self._fields()!r}"
+
+    def _fields(self) -> tuple[object, ...]:
+        return self.ledger_id, self.first_entry, self.entry_ids, self.sizes, self.frames
 
     @property
     def count(self) -> int:
@@ -57,7 +74,7 @@ class EntryRun:
             start += size
 
 
-_ENTRY_ID_END: Final = 2**63 - 1
+ENTRY_ID_END: Final = 2**63 - 1
 """Above every entry id, so that the id behind the last one fits into 64 bits as well."""
 
 
@@ -75,6 +92,6 @@ def run_error(run: EntryRun) -> str | None:
             return "entry ids do not match the frames"
         if any(a >= b for a, b in pairwise(ids)):
             return "entry ids are not ascending"
-    if run.last_entry >= _ENTRY_ID_END:
-        return f"entry id {run.last_entry}: ids end below {_ENTRY_ID_END}"
+    if run.last_entry >= ENTRY_ID_END:
+        return f"entry id {run.last_entry}: ids end below {ENTRY_ID_END}"
     return None

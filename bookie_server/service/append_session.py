@@ -346,8 +346,9 @@ class AppendSession:
             appender.acknowledged = last_entry
             appender.told, appender.note = False, ""
             self.is_known = True
+        if not self._changed:  # else the writer of results is awake, and has not collected yet
+            self._wake.set()
         self._changed[appender.tag] = appender
-        self._wake.set()
         if not self._is_idle:
             self._answered.tell()  # a client that takes no answer keeps no share for it
 

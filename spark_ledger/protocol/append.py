@@ -242,12 +242,13 @@ class AppendMachine:
     # -- adding ------------------------------------------------------------------------------------
 
     def _on_append(self, event: Append, now: float) -> list[Command]:
-        assert self._phase not in ENDING, "The shell checks that entries are taken before it adds."
-        assert event.sizes, "An append carries entries."
+        assert self._phase not in ENDING and event.sizes, "The shell checks before it adds."
         self._lengths.extend(event.sizes)
         self._last_add_pushed = EntryId(self._last_add_pushed + len(event.sizes))
         self._announcements.carried(self._last_add_confirmed, now)  # in the frames being sent
         commands = self._replication.push(self._last_add_pushed, now)
+        if not self._replication.failed_indexes:
+            return commands  # as nearly always: nobody is to be replaced
         if not self._replication.can_confirm():
             self._replication.retry_now(now)  # the ledger depends on it: ask before giving up
         return commands + self._change_if_needed(now)

@@ -93,7 +93,8 @@ class EnsembleMember:
     def held_to(self) -> int:
         """Up to which entry it holds, or need not hold, everything. What it acknowledged last may
         be older: entries of other indexes were pushed meanwhile."""
-        return max(self.acked_to, self.owed_from - 1)
+        acked_to, owed_from = self.acked_to, self.owed_from
+        return acked_to if acked_to >= owed_from else owed_from - 1
 
     def starts_to_owe(self, first: int, now: float) -> None:
         """Silence counts from the first entry owed (rule P11): a bookie that was asked nothing for

@@ -165,9 +165,12 @@ class Replication:
                 continue  # its appender is closed; a replacement is sent all that is unconfirmed
             if member.paused_until is not None:
                 continue  # it is sent everything once it is asked again
-            if not self._owes(member):
+            if member.sent_to <= member.acked_to:
                 member.starts_to_owe(first, now)
-            commands.extend(self._send(index, first))
+            due = self._last_of(index)
+            if due >= first:
+                member.sent_to = due
+                commands.append(SendEntries(index, EntryId(first), EntryId(due)))
         self._check()
         return commands
 

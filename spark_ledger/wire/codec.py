@@ -22,7 +22,7 @@ from spark_ledger.limits.entries import (
     ENTRY_FRAME_OVERHEAD_BYTES_MAX,
     ENTRY_PAYLOAD_BYTES_MAX,
 )
-from spark_ledger.runs import EntryRun, run_error
+from spark_ledger.runs import ENTRY_ID_END, EntryRun, run_error
 from spark_ledger.types import NO_ENTRY, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
 from spark_ledger.wire.frame import frame_last_add_confirmed
@@ -55,6 +55,9 @@ them is newer, or wants us to be busy."""
 _SMALL_BYTES_MAX: Final = 16 * KIB
 """An add that protobuf may encode and decode by itself: what a hostile one can make of so few bytes
 is no danger, and copies of them cost nothing."""
+
+_TOGETHER_BYTES_MAX: Final = 64 * KIB
+"""Small adds that are decoded at once: so little takes no time from others."""
 
 _NUMBER_BYTES_MAX: Final = 10 + 5
 """An entry id and a size, of each frame."""
@@ -143,17 +146,44 @@ def decode_append_request(data: bytes) -> Iterator[ReceivedAdd]:
     Raises MalformedMessageError, where it comes to it, if the bytes are not an AppendRequest, or
     hold more adds than one may have.
     """
+    position = number = unusual_to = 0
     try:
-        for number, (key, start, end) in enumerate(_fields(data, 0, len(data))):
+        while position < len(data):
+            if position >= unusual_to:
+                end, count = _small_adds(data, position)
+                if 0 < count <= APPEND_MESSAGE_ADDS_MAX - number:
+                    adds = _decode_small(data[position:end])
+                    if adds is not None:
+                        yield from adds
+                        position, number = end, number + count
+                        continue
+                unusual_to = end  # these one by one: what is wrong with one of them is named
             if number == APPEND_MESSAGE_ADDS_MAX:
                 raise ValueError(f"more than {APPEND_MESSAGE_ADDS_MAX} adds")  # noqa: TRY301 - here
+            key, start, position = next(_fields(data, position, len(data)))
+            number += 1
             if key == _REQUEST_ADDS:  # else a field from a newer version
-                small = _decode_small(data[start:end]) if end - start <= _SMALL_BYTES_MAX else None
-                yield small or _decode_add(data, start, end)
+                yield _decode_add(data, start, position)
     except (DecodeError, IndexError, ValueError) as error:
         raise MalformedMessageError(
             f"an append request of {len(data)} bytes is malformed: {error}"
         ) from error
+
+
+def _small_adds(data: bytes, start: int) -> tuple[int, int]:
+    """Where the small adds end that stand together from ``start`` on, and how many they are."""
+    position, count, end = start, 0, min(len(data), start + _TOGETHER_BYTES_MAX)
+    while position + 2 < end and data[position] == _REQUEST_ADDS:
+        size, value_start = data[position + 1], position + 2
+        if size >= 0x80:  # a number of two bytes is below 16 KiB
+            high = data[value_start]
+            if high >= 0x80:
+                break
+            size, value_start = size & 0x7F | high << 7, value_start + 1
+        if value_start + size > end:
+            break
+        position, count = value_start + size, count + 1
+    return position, count
 
 
 def _decode_add(data: bytes, start: int, end: int) -> ReceivedAdd:
@@ -169,30 +199,38 @@ def _decode_add(data: bytes, start: int, end: int) -> ReceivedAdd:
     return ReceivedAdd(add.tag, add.access_key, add.recovery, run, last_confirmed, problem)
 
 
-def _decode_small(data: bytes) -> ReceivedAdd | None:
-    """An add of few bytes, by protobuf alone: of many ledgers each add comes by itself.
+def _decode_small(data: bytes) -> list[ReceivedAdd] | None:
+    """Small adds that stand together, by protobuf alone: of many ledgers each entry comes by
+    itself, and to take one message of protobuf's after the other costs twice as much.
 
-    None if anything about it is unusual: then each field is looked at, and what is wrong is named.
+    None if anything about one is unusual: then each field is looked at, and what is wrong is named.
     """
     try:
-        add = pb.AddRun.FromString(data)
+        request = pb.AppendRequest.FromString(data)
     except DecodeError:
         return None
-    if add.ByteSize() != len(data):  # as with a field that is there twice
+    if request.ByteSize() != len(data):  # as with a field that is there twice
         return None
-    message, access_key = add.run, add.access_key
-    frames, sizes = message.frames, message.sizes
-    if len(sizes) == 1 and sizes[0] == len(frames) and not message.entry_ids:
-        # One entry: nothing has to add up, and the rest is asked of the numbers themselves.
-        run = EntryRun(
-            LedgerId(message.ledger_id), EntryId(message.first_entry), None, [len(frames)], frames
-        )
-        last_confirmed, problem = _checked_frames(run)
-    else:
-        run, last_confirmed, problem = _checked(message, frames)
-    if problem or len(access_key) > ADD_FIELDS_BYTES_MAX // 2:
-        return None
-    return ReceivedAdd(add.tag, access_key, add.recovery, run, last_confirmed, "")
+    found: list[ReceivedAdd] = []
+    for add in request.adds:
+        message, access_key = add.run, add.access_key
+        frames, sizes = message.frames, message.sizes
+        if len(sizes) == 1 and sizes[0] == len(frames) and not message.entry_ids:
+            # One entry: nothing has to add up, and the rest is asked of the numbers themselves.
+            ledger_id, entry_id = message.ledger_id, message.first_entry
+            run = EntryRun(LedgerId(ledger_id), EntryId(entry_id), None, [len(frames)], frames)
+            is_bad = ledger_id < 0 or not 0 <= entry_id < ENTRY_ID_END
+            if is_bad or len(frames) < FRAME_BYTES_MIN:
+                return None
+            last_confirmed = frame_last_add_confirmed(run)
+        else:
+            run, last_confirmed, problem = _checked(message, frames)
+            if problem:
+                return None
+        if last_confirmed < NO_ENTRY or len(access_key) > ADD_FIELDS_BYTES_MAX // 2:
+            return None
+        found.append(ReceivedAdd(add.tag, access_key, add.recovery, run, last_confirmed, ""))
+    return found
 
 
 def encode_read_response(runs: Sequence[EntryRun]) -> bytes:

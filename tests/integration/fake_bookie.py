@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any, Final
 
 import grpc
@@ -136,15 +135,19 @@ class _Lying(ScriptedBookie):
         if self.lie == "changes-a-byte":
             return found._replace(runs=[_changed(run) for run in found.runs])
         if self.lie == "serves-another-entry":
-            runs = [replace(run, first_entry=EntryId(run.first_entry + 1)) for run in found.runs]
-            return found._replace(runs=runs)
+            return found._replace(runs=[_moved(run) for run in found.runs])
         return found
 
 
 def _changed(run: EntryRun) -> EntryRun:
     frames = bytearray(run.frames)
     frames[-1] ^= 1
-    return replace(run, frames=bytes(frames))
+    return EntryRun(run.ledger_id, run.first_entry, run.entry_ids, run.sizes, bytes(frames))
+
+
+def _moved(run: EntryRun) -> EntryRun:
+    first = EntryId(run.first_entry + 1)
+    return EntryRun(run.ledger_id, first, run.entry_ids, run.sizes, run.frames)
 
 
 class _LyingContext:

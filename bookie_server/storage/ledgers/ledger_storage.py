@@ -189,8 +189,8 @@ class LedgerStorage:
         Service thread. A yes may be out of date, as the flush can end at any moment. Then
         ``on_flushed`` is still to come, and whoever waits is looked at again.
         """
-        cache = self.store_of(ledger_id).cache
-        return cache.is_frozen and cache.active_bytes >= self._active_bytes_max
+        cache = self._stores[ledger_id % self._store_count].cache
+        return cache.is_frozen_beside(self._active_bytes_max)
 
     def place_for(self, ledger_id: LedgerId, block: Block) -> RunPlace | None:
         """What the journal settles for a run that is written once; None if it is too small."""
@@ -208,8 +208,9 @@ class LedgerStorage:
         run = cached.run
         ledger_id = run.ledger_id
         assert ledger_record.last_entry >= run.last_entry, "the ledger record covers the run"
-        assert not self.is_full(ledger_id), "an add waits until there is room"
-        store = self.store_of(ledger_id)
+        store = self._stores[ledger_id % self._store_count]
+        is_full = store.cache.is_frozen_beside(self._active_bytes_max)
+        assert not is_full, "an add waits until there is room"
         active_bytes = store.cache.add(cached)
         store.set_ledger_record(ledger_id, ledger_record)
         if active_bytes >= self._active_bytes_max:
@@ -217,7 +218,7 @@ class LedgerStorage:
 
     def ledger_record(self, ledger_id: LedgerId) -> LedgerRecord | None:
         """See ``DirectoryStore.ledger_record``."""
-        return self.store_of(ledger_id).ledger_record(ledger_id)
+        return self._stores[ledger_id % self._store_count].ledger_record(ledger_id)
 
     def set_ledger_record(self, ledger_id: LedgerId, ledger_record: LedgerRecord) -> None:
         """See ``DirectoryStore.set_ledger_record``."""

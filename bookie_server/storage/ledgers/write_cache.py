@@ -195,6 +195,11 @@ class WriteCache:
         """Whether a generation waits to be dropped."""
         return self._frozen is not None
 
+    def is_frozen_beside(self, byte_count: int) -> bool:
+        """Whether a generation waits to be dropped, and the next one has so much. Asked twice for
+        each add, so without lock."""
+        return self._frozen is not None and self.active_bytes >= byte_count
+
     def add(self, cached: CachedRun) -> int:
         """Keep a run in the active generation, unless its ledger is on its way out; what
         ``active_bytes`` is then."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import pytest
 
@@ -48,7 +47,7 @@ def with_other_entry(run: EntryRun, entry_id: int) -> EntryRun:
     frames = [
         bytes(frame[::-1]) if found == entry_id else bytes(frame) for found, frame in run.split()
     ]
-    return replace(run, frames=b"".join(frames))
+    return EntryRun(run.ledger_id, run.first_entry, run.entry_ids, run.sizes, b"".join(frames))
 
 
 def in_cache(machine: Machine, _files: MemoryFileSystem) -> Machine:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.errors import BookieUnavailableError
+from spark_ledger.runs import EntryRun
 from spark_ledger.transport.base import LastConfirmed, ReadChunk
 from spark_ledger.types import BookieId, BookieStatus, EntryId
 from tests.unit.spark_ledger.client.world import World
@@ -210,9 +210,11 @@ def test_proof_that_is_damaged_on_its_way_is_read_again() -> None:
         async def damaged(chunks: AsyncGenerator[ReadChunk, None]) -> Any:
             async for chunk in chunks:
                 assert chunk.run is not None
-                frames = bytearray(chunk.run.frames)
+                sent = chunk.run
+                frames = bytearray(sent.frames)
                 frames[-1] ^= len(asked) < 3
-                yield chunk._replace(run=replace(chunk.run, frames=bytes(frames)))
+                bad = EntryRun(sent.ledger_id, sent.first_entry, None, sent.sizes, bytes(frames))
+                yield chunk._replace(run=bad)
 
         asked = interposed(client, damaged)
         reader = await client.open_ledger(writer.ledger_id)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from spark_ledger.limits.entries import APPEND_MESSAGE_ADDS_MAX, ENTRY_PAYLOAD_B
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
+from spark_ledger.wire import codec
 from spark_ledger.wire.codec import (
     FRAME_BYTES_MAX,
     FRAME_BYTES_MIN,
@@ -163,6 +166,7 @@ NEGATIVE_LAC = HEADER.pack(0, 0, -2, 0) + b"f" * 8
         (pb.EntryRun(entry_ids=[0, 0], sizes=[40, 40], frames=FRAME * 2), "not ascending"),
         (pb.EntryRun(entry_ids=[1, 2], sizes=[40, 40], frames=FRAME * 2), "do not match"),
         (pb.EntryRun(first_entry=2**63 - 2, sizes=[40, 40], frames=FRAME * 2), "ids end below"),
+        (pb.EntryRun(first_entry=2**63 - 1, sizes=[40], frames=FRAME), "ids end below"),
         (pb.EntryRun(sizes=[40], frames=NEGATIVE_LAC), "last add confirmed is -2"),
         (pb.EntryRun(sizes=[40, 40], frames=FRAME + NEGATIVE_LAC), "last add confirmed is -2"),
         (pb.EntryRun(sizes=[40], frames=NO_LAC), ""),
@@ -195,16 +199,22 @@ def test_run_that_claims_many_frames_is_refused_unexpanded() -> None:
     ("data", "error"),
     [
         (b"\x0a\x00" * (APPEND_MESSAGE_ADDS_MAX + 1), "adds"),
+        (b"\x0a\x00" * (APPEND_MESSAGE_ADDS_MAX + 1000), "adds"),
         (b"\x78\x00" * (APPEND_MESSAGE_ADDS_MAX + 1), "adds"),
         (b"\x0a\x42" + b"\x78\x00" * 33, "more than 32 fields"),
         (pb.AppendRequest(adds=[pb.AddRun(access_key=bytes(2000))]).SerializeToString(), "long"),
     ],
-    ids=["adds", "unknown-fields", "fields-of-an-add", "access-key"],
+    ids=["adds", "adds-that-stand-together", "unknown-fields", "fields-of-an-add", "access-key"],
 )
 def test_message_of_too_much_is_refused_where_it_becomes_too_much(data: bytes, error: str) -> None:
-    """Two million empty adds fit into 4 MB, and would take a minute."""
-    with pytest.raises(MalformedMessageError, match=error):
+    """Two million empty adds fit into 4 MB, and would take a minute. So would to look from each of
+    them on how many stand together."""
+    with (
+        patch.object(codec, "_small_adds", wraps=codec._small_adds) as looks,
+        pytest.raises(MalformedMessageError, match=error),
+    ):
         list_of(data)
+    assert looks.call_count <= 2 or data[0] == 0x78
 
 
 @pytest.mark.parametrize("payload_bytes", [0, 100, 17_000])
@@ -227,6 +237,27 @@ def test_small_and_large_adds_of_one_request_keep_their_order() -> None:
     runs = [EntryRun(LedgerId(1), EntryId(i), None, [n], bytes(n)) for i, n in enumerate(sizes)]
     sent = [AddCommand(1, b"", False, run) for run in runs]
     assert [add.run for add in list_of(encode_append_request(sent))] == runs
+
+
+def test_as_many_small_adds_as_may_be_in_a_request_are_decoded() -> None:
+    """In several stretches, of which the last is short."""
+    runs = [
+        EntryRun(LedgerId(number), EntryId(number), None, [40], FRAME)
+        for number in range(APPEND_MESSAGE_ADDS_MAX)
+    ]
+    sent = [AddCommand(run.ledger_id, b"", False, run) for run in runs]
+    assert [add.run for add in list_of(encode_append_request(sent))] == runs
+
+
+def test_unusual_add_among_small_ones_is_taken_in_its_place() -> None:
+    """Its tag is there twice, which protobuf allows. Each add is tried with others once only."""
+    good = pb.AddRun(tag=1, run=pb.EntryRun(sizes=[40], frames=FRAME)).SerializeToString()
+    adds = [good, b"\x08\x07" + good, *[good] * 100]
+    data = b"".join(b"\x0a" + bytes([len(add)]) + add for add in adds)
+    with patch.object(codec, "_decode_small", wraps=codec._decode_small) as together:
+        found = list_of(data)
+    assert [(add.tag, add.error) for add in found] == [(1, "")] * 102
+    assert together.call_count == 1
 
 
 def test_field_that_is_there_twice_in_a_good_run_is_refused() -> None:
