@@ -26,12 +26,7 @@ def throughput_rows(case: Case) -> Iterator[Row]:
     directory = Path(tempfile.mkdtemp(prefix="bare-"))
     processes = Processes(directory, remove=True)
     try:
-        names = [f"server-{n}" for n in range(case.ensemble[1])]
-        for name in names:
-            argv = [sys.executable, "-m", "benchmarks.bare.server", str(directory)]
-            environment = {"PYTHONPATH": str(ROOT)}
-            processes.spawn(name, argv, log=directory / f"{name}.log", env=environment)
-        ports = ",".join(_port(processes, name) for name in names)
+        ports = spawn_servers(processes, case.ensemble[1])
         argv = [sys.executable, "-m", "benchmarks.bare.driver", ports, *case.arguments()]
         rounds = run_driver(processes, "driver", argv, timeout_s=case.timeout_s())
     finally:
@@ -44,6 +39,16 @@ def throughput_rows(case: Case) -> Iterator[Row]:
         in_flight=case.in_flight,
         ensemble=case.ensemble,
     )
+
+
+def spawn_servers(processes: Processes, count: int) -> str:
+    """Start so many servers; their ports."""
+    names, directory = [f"server-{n}" for n in range(count)], processes.directory
+    for name in names:
+        argv = [sys.executable, "-m", "benchmarks.bare.server", str(directory)]
+        environment = {"PYTHONPATH": str(ROOT)}
+        processes.spawn(name, argv, log=directory / f"{name}.log", env=environment)
+    return ",".join(_port(processes, name) for name in names)
 
 
 def _port(processes: Processes, name: str) -> str:
