@@ -296,7 +296,7 @@ class ClientContext:
                 if asyncio.get_running_loop().time() >= deadline:
                     return MetadataFailed(error)
                 await asyncio.sleep(METADATA_RETRY_DELAY_S)
-            except (NotFoundError, LedgerError) as error:
+            except LedgerError as error:
                 return MetadataFailed(error)
             else:
                 return MetadataConflict(stored.value, stored.version)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -29,6 +28,7 @@ from spark_ledger.protocol.events import (
 from spark_ledger.protocol.placement import read_order
 from spark_ledger.protocol.read import ReadMachine
 from spark_ledger.runs import EntryRun, run_error
+from spark_ledger.tasks import wait_at_most
 from spark_ledger.transport.base import ReadChunk
 from spark_ledger.types import (
     BookieStatus,
@@ -214,11 +214,8 @@ class LaneReader:
 
     async def _is_wanted_soon(self) -> bool:
         """Wait for room; False if the consumer seems to have stopped."""
-        if self._room.is_set():
-            return True
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(READ_PARK_S):
-                await self._room.wait()
+        if not self._room.is_set():
+            await wait_at_most(self._room, READ_PARK_S)
         return self._room.is_set()
 
 

@@ -12,6 +12,7 @@ from spark_ledger.client.lane_reader import verify_chunk
 from spark_ledger.limits.client import BUSY_PAUSE_S, BUSY_PAUSE_S_MAX, LAC_DISPUTE_S, TAIL_PAUSE_S
 from spark_ledger.protocol.events import LastConfirmedAnswer, ReadEntries
 from spark_ledger.protocol.last_confirmed import LastConfirmedRead, LongPoll, Proof
+from spark_ledger.tasks import cancel
 from spark_ledger.transport.base import LastConfirmed
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerMetadata
 from spark_ledger.wire.frame import Digest
@@ -43,9 +44,7 @@ async def cancelled_at_exit(*tasks: asyncio.Task[object]) -> AsyncIterator[None]
     try:
         yield
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel(*tasks)
 
 
 async def unless_busy(

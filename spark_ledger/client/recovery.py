@@ -127,9 +127,9 @@ class Recovery:
             case CloseAppender():
                 self._appenders.close(command.bookie_index)
             case ChooseBookies():
-                self._machine_loop.answer(partial(self._choose, command))
+                self._machine_loop.answer(partial(self._context.replacements, command))
             case WriteMetadata():
-                self._machine_loop.answer(partial(self._write_metadata, command))
+                self._machine_loop.answer(partial(self._context.write_metadata, command))
             case ReadLength():
                 self._machine_loop.answer(partial(self._read_length, command))
             case TellLength():
@@ -233,12 +233,6 @@ class Recovery:
             self._next_entry += 1
         runs = self._frames.runs(command.bookie_index, command.first, command.last)
         self._appenders.send(command.bookie_index, runs)
-
-    async def _choose(self, command: ChooseBookies) -> Event:
-        return await self._context.replacements(command)
-
-    async def _write_metadata(self, command: WriteMetadata) -> Event:
-        return await self._context.write_metadata(command)
 
     async def _tell_length(self, command: TellLength) -> Event:
         return LengthRead(self._lengths[command.entry_id], NO_ENTRY)

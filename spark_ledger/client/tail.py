@@ -8,7 +8,6 @@ knows have, and what only new metadata can tell waits until they can be read.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Protocol
@@ -31,6 +30,7 @@ from spark_ledger.limits.client import (
 )
 from spark_ledger.limits.entries import LONG_POLL_S_MAX
 from spark_ledger.limits.metadata import METADATA_RETRY_DELAY_S
+from spark_ledger.tasks import wait_at_most
 from spark_ledger.types import NO_ENTRY, EntryId, LedgerId, LedgerMetadata, Versioned
 
 
@@ -100,7 +100,7 @@ class Tail:
         follower.add_done_callback(self._wake)
         try:
             async with cancelled_at_exit(follower):
-                await self._wait_for(self._looked, TAIL_FIRST_LOOK_S)
+                await wait_at_most(self._looked, TAIL_FIRST_LOOK_S)
                 idle_since = self._loop.time()
                 while True:
                     if self._error is not None:
@@ -162,7 +162,7 @@ class Tail:
         while self._error is None and self._loop.time() < deadline:
             self._looked.clear()
             self._changed.set()
-            await self._wait_for(self._looked, deadline - self._loop.time())
+            await wait_at_most(self._looked, deadline - self._loop.time())
             if self._error is not None or self._reader.metadata.fragments != known.fragments:
                 return True
             if not self._is_away:
@@ -204,8 +204,3 @@ class Tail:
             self._is_away, pause_s = False, METADATA_RETRY_DELAY_S
             self._looked.set()
             self._wake()
-
-    async def _wait_for(self, event: asyncio.Event, timeout_s: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await event.wait()

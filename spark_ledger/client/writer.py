@@ -306,7 +306,7 @@ class LedgerWriter:
             case ChooseBookies():
                 self._machine_loop.answer(partial(self._choose, command))
             case WriteMetadata():
-                self._machine_loop.answer(partial(self._write_metadata, command))
+                self._machine_loop.answer(partial(self._context.write_metadata, command))
             case ReadMetadata():
                 self._machine_loop.answer(partial(self._context.read_metadata, self.ledger_id))
             case AnnounceLastConfirmed():
@@ -343,9 +343,6 @@ class LedgerWriter:
             self._counted[bookie_index] = bookie_id
         self._context.use(self._counted, +1)
         return chosen
-
-    async def _write_metadata(self, command: WriteMetadata) -> Event:
-        return await self._context.write_metadata(command)
 
     def _announce(self, bookie_id: BookieId, last: EntryId) -> None:
         self._machine_loop.feed_answer(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import uuid
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from spark_ledger.errors import ConflictError, NotFoundError, OutcomeUnknownError
@@ -24,7 +25,7 @@ from spark_ledger.limits.metadata import (
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.codec import CounterNode
 from spark_ledger.metadata.json_nodes import decode_node, encode_node
-from spark_ledger.types import LedgerId
+from spark_ledger.types import LedgerId, Versioned
 
 COUNTER_PATH: Final = "ledger-id-counter"
 
@@ -67,20 +68,9 @@ class LedgerIds:
         """The first of ``count`` ids that are ours. A block lost to a lost reply costs only ids."""
         unknown, pause_s = 0, LEDGER_ID_PAUSE_S
         while True:
+            first, version = await _counted(self._store.get)
             try:
-                node = await self._store.get(COUNTER_PATH)
-            except NotFoundError:
-                first, version = FIRST_LEDGER_ID, None
-            else:
-                first = decode_node(CounterNode, COUNTER_PATH, node.value).next_id
-                version = node.version
-            # The token: two clients that write equal bytes over one version may both succeed.
-            data = encode_node(CounterNode(next_id=first + count, token=uuid.uuid4().hex))
-            try:
-                if version is None:
-                    await self._store.create(COUNTER_PATH, data)
-                else:
-                    await self._store.put(COUNTER_PATH, data, version)
+                await _count(self._store, first + count, version)
                 return first
             except ConflictError:
                 # Another client took this block, so the system makes progress: leave it room.
@@ -94,11 +84,7 @@ class LedgerIds:
 
 async def next_counted(store: MetadataStore) -> int:
     """The next id that would be given now. Raises MetadataUnavailableError, CorruptionError."""
-    try:
-        node = await store.get_latest(COUNTER_PATH)
-    except NotFoundError:
-        return FIRST_LEDGER_ID
-    return decode_node(CounterNode, COUNTER_PATH, node.value).next_id
+    return (await _counted(store.get_latest))[0]
 
 
 async def raise_counter(store: MetadataStore, at_least: int) -> tuple[int, int]:
@@ -108,21 +94,11 @@ async def raise_counter(store: MetadataStore, at_least: int) -> tuple[int, int]:
     """
     unknown = 0
     while True:
-        try:
-            node = await store.get_latest(COUNTER_PATH)
-        except NotFoundError:
-            before, version = FIRST_LEDGER_ID, None
-        else:
-            before = decode_node(CounterNode, COUNTER_PATH, node.value).next_id
-            version = node.version
+        before, version = await _counted(store.get_latest)
         if before >= at_least:
             return before, before
-        data = encode_node(CounterNode(next_id=at_least, token=uuid.uuid4().hex))
         try:
-            if version is None:
-                await store.create(COUNTER_PATH, data)
-            else:
-                await store.put(COUNTER_PATH, data, version)
+            await _count(store, at_least, version)
         except ConflictError:
             continue  # a client took ids
         except OutcomeUnknownError:
@@ -131,3 +107,24 @@ async def raise_counter(store: MetadataStore, at_least: int) -> tuple[int, int]:
                 raise
             continue
         return before, at_least
+
+
+async def _counted(
+    get: Callable[[str], Awaitable[Versioned[bytes]]],
+) -> tuple[int, int | None]:
+    """The next id, and the version of the counter; None: there is none yet."""
+    try:
+        node = await get(COUNTER_PATH)
+    except NotFoundError:
+        return FIRST_LEDGER_ID, None
+    return decode_node(CounterNode, COUNTER_PATH, node.value).next_id, node.version
+
+
+async def _count(store: MetadataStore, next_id: int, version: int | None) -> None:
+    """Replace the counter that was read. Raises ConflictError if it has changed."""
+    # The token: two clients that write equal bytes over one version may both succeed.
+    data = encode_node(CounterNode(next_id=next_id, token=uuid.uuid4().hex))
+    if version is None:
+        await store.create(COUNTER_PATH, data)
+    else:
+        await store.put(COUNTER_PATH, data, version)

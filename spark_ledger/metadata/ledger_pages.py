@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Final
 
 from spark_ledger.metadata.base import MetadataStore, parent_of
 from spark_ledger.metadata.ledgers import ledger_path
+from spark_ledger.metadata.unsettled import IDS_PER_PAGE, ids_named
 from spark_ledger.types import LedgerId
-
-IDS_PER_PAGE: Final = 10_000
-_NAME: Final = re.compile(r"L(\d{4})")
 
 
 def by_page(ledger_ids: Sequence[LedgerId]) -> list[list[LedgerId]]:
@@ -25,6 +21,5 @@ async def page_of(store: MetadataStore, ledger_id: LedgerId) -> frozenset[Ledger
 
     The server that answers may lag.
     """
-    base = ledger_id // IDS_PER_PAGE * IDS_PER_PAGE
     names = await store.children(parent_of(ledger_path(ledger_id)))
-    return frozenset(LedgerId(base + int(m[1])) for name in names if (m := _NAME.fullmatch(name)))
+    return frozenset(ids_named(names, ledger_id // IDS_PER_PAGE))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import re
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
@@ -40,11 +39,10 @@ from spark_ledger.metadata.codec import (
 )
 from spark_ledger.metadata.ledger_ids import LedgerIds
 from spark_ledger.metadata.seen_ledgers import SeenLedgers
-from spark_ledger.metadata.unsettled import OPEN_PATH, UNNAMED_PATH, id_path
+from spark_ledger.metadata.unsettled import OPEN_PATH, UNNAMED_PATH, id_path, ids_named
 from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
 
 LEDGERS_PATH: Final = "ledgers"
-_NAME: Final = re.compile(r"L(\d{4})")
 
 
 def ledger_path(ledger_id: LedgerId) -> str:
@@ -240,11 +238,7 @@ class LedgerStore:
         ]
         ids: list[LedgerId] = []
         for prefix, names in zip(middles, await self._children(middles), strict=True):
-            base = int(prefix.replace("/", "")) * 10_000
-            for name in names:
-                match = _NAME.fullmatch(name)
-                if match:
-                    ids.append(LedgerId(base + int(match[1])))
+            ids += ids_named(names, int(prefix.replace("/", "")))
         return sorted(ids)
 
     def watch(self, ledger_id: LedgerId, callback: Callable[[], None]) -> Watch:

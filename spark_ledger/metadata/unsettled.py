@@ -13,7 +13,7 @@ deleted only by those who know that nothing names it any more.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from typing import Final, NamedTuple
 
 from spark_ledger.metadata.base import MetadataStore, parent_of
@@ -22,14 +22,15 @@ from spark_ledger.types import LedgerId
 OPEN_PATH: Final = "unsettled/open"
 UNNAMED_PATH: Final = "unsettled/unnamed"
 
+IDS_PER_PAGE: Final = 10_000
 _NAME: Final = re.compile(r"L(\d{4})")
 
 
 def id_path(root: str, ledger_id: LedgerId) -> str:
     """The node of a ledger below ``root``: no level has more than ten thousand children."""
     assert ledger_id >= 0, "ledger ids count upwards"
-    rest, low = divmod(ledger_id, 10_000)
-    high, middle = divmod(rest, 10_000)
+    rest, low = divmod(ledger_id, IDS_PER_PAGE)
+    high, middle = divmod(rest, IDS_PER_PAGE)
     return f"{root}/{high:02d}/{middle:04d}/L{low:04d}"
 
 
@@ -77,9 +78,11 @@ async def newest_pages(store: MetadataStore, root: str, count: int) -> list[Page
 
 async def one_page(store: MetadataStore, root: str, number: int) -> Page:
     """The page of a number; without ids if it is not there."""
-    path = parent_of(id_path(root, LedgerId(number * 10_000)))
-    names = await store.children(path)
-    base = number * 10_000
-    return Page(
-        path, [LedgerId(base + int(m[1])) for name in names if (m := _NAME.fullmatch(name))]
-    )
+    path = parent_of(id_path(root, LedgerId(number * IDS_PER_PAGE)))
+    return Page(path, ids_named(await store.children(path), number))
+
+
+def ids_named(names: Iterable[str], number: int) -> list[LedgerId]:
+    """The ids that the names of a page's nodes stand for; what is no ledger's is left out."""
+    base = number * IDS_PER_PAGE
+    return [LedgerId(base + int(m[1])) for name in names if (m := _NAME.fullmatch(name))]
