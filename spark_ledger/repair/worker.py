@@ -267,30 +267,32 @@ class Worker:
 
     async def _try(self, ledger_id: LedgerId, mark_path: str) -> None:
         """Repair one ledger under its lock; what goes wrong is written down (rule R6)."""
+        connections = self._store.connections
         async with repair_lock(self._store, ledger_id) as key:
             if key is None:
                 return  # another worker is at it
             marked = None
-            connections = self._store.connections
             try:
-                marked = await self._read_mark(mark_path)
+                marked = await self._read_mark(mark_path, connections)
                 if marked is not None:  # else it was done meanwhile
                     await self._repair(ledger_id, mark_path, marked, key, connections)
             except LedgerError as error:
                 if marked is None or not await self._is_marked_anew(mark_path, marked.version):
                     await self._failed(ledger_id, error)
 
-    async def _read_mark(self, mark_path: str) -> Versioned[Mark] | None:
-        """The mark as the server of this connection has it: an old one cannot be taken off."""
+    async def _read_mark(self, mark_path: str, connections: int) -> Versioned[Mark] | None:
+        """The mark, no older than the lock, which was taken after ``connections`` were counted:
+        over one connection no answer is older than those before it (rule R7)."""
         try:
             node = await self._store.get(mark_path)
+            if self._store.connections != connections:
+                node = await self._store.get_latest(mark_path)
         except NotFoundError:
             return None
         return Versioned(decode_node(Mark, mark_path, node.value), node.version)
 
     async def _metadata(self, ledger_id: LedgerId, connections: int) -> Versioned[LedgerMetadata]:
-        """Metadata that are no older than the mark, which was read after ``connections`` were
-        counted: over one connection no answer is older than those before it (rule R7)."""
+        """Metadata that are no older than the mark, by the same argument."""
         try:
             found = await self._ledgers.read(ledger_id)
         except NoSuchLedgerError:

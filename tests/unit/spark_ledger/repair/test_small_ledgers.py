@@ -9,7 +9,7 @@ import pytest
 
 from spark_ledger.errors import NoSuchLedgerError
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore
-from spark_ledger.repair.nodes import FAILED_PATH
+from spark_ledger.repair.nodes import FAILED_PATH, mark
 from spark_ledger.transport.base import ListedEntries
 from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
 from tests.unit.spark_ledger.client.world import World, run_virtually
@@ -104,5 +104,30 @@ def test_metadata_of_a_server_that_lags_behind_the_mark_are_read_again(
         assert before != after and await marked(world) == {}
         assert await lacking(world, cared.worker._client, ledger_id) == []
         await other.close()
+
+    run_virtually(test, bookies=5)
+
+
+def test_mark_of_a_server_that_lags_behind_the_lock_is_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(world: World) -> None:
+        ledger_id, other = await lost_one(world)
+        await mark(other, ledger_id, frozenset(), 2)
+        cared = await crew(world)
+        store = cared.worker._client.store
+        assert isinstance(store, MemoryMetadataStore)
+        real = store.get
+
+        async def lagging(path: str) -> Versioned[bytes]:
+            found = await real(path)
+            if not path.startswith("repair/marked/"):
+                return found
+            store._connections += 1
+            return Versioned(found.value, found.version - 1)
+
+        monkeypatch.setattr(store, "get", lagging)
+        await cared.worker.run_pass()
+        assert await marked(world) == {}, "its mark was taken off in the newest version"
 
     run_virtually(test, bookies=5)
