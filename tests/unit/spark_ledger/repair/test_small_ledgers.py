@@ -10,9 +10,11 @@ import pytest
 from spark_ledger.errors import NoSuchLedgerError
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore
 from spark_ledger.repair.nodes import FAILED_PATH, mark
+from spark_ledger.repair.status import look
 from spark_ledger.transport.base import ListedEntries
 from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
 from tests.unit.spark_ledger.client.world import World, run_virtually
+from tests.unit.spark_ledger.repair.test_checker import closed, wipe
 from tests.unit.spark_ledger.repair.test_locks import lost_one
 from tests.unit.spark_ledger.repair.world import crew, lacking, marked
 
@@ -131,3 +133,20 @@ def test_mark_of_a_server_that_lags_behind_the_lock_is_read_again(
         assert await marked(world) == {}, "its mark was taken off in the newest version"
 
     run_virtually(test, bookies=5)
+
+
+def test_entry_that_nobody_brings_keeps_the_mark_of_a_hole() -> None:
+    """The members are asked side by side, and the error of one is the ledger's."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await closed(client)
+        for name in world.bookies:
+            wipe(world, name, writer, 3)
+        await mark(client.store, LedgerId(writer.ledger_id), frozenset(), 0)
+        await (await crew(world)).worker.run_pass()
+        assert set(await marked(world)) == {writer.ledger_id}
+        ((_, failed),) = (await look(client.store)).failed
+        assert "entry 3 is on no bookie" in failed.reason
+
+    run_virtually(test, bookies=4)
