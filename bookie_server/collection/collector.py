@@ -1,4 +1,4 @@
-"""The garbage collection of a bookie: a pass now and then, or when an operator orders one.
+"""The garbage collection of a bookie: a pass now and then, at a sign, or when it is ordered.
 
 Nothing here is in a hurry: whatever goes wrong ends a pass, is said, and the next pass begins anew.
 Time is measured by the loop's clock, which nobody can set; the clock on the wall is for reports.
@@ -24,6 +24,8 @@ from spark_ledger.limits.collection import (
     COLLECTION_FULL_INTERVAL_S,
     COLLECTION_INTERVAL_S,
     COLLECTION_MARK_S,
+    COLLECTION_SIGN_PAUSE_FACTOR,
+    COLLECTION_SIGN_PAUSE_S,
     COLLECTION_SOON_SHARE,
     COLLECTION_STOP_S,
     COLLECTION_WHOLE_INTERVAL_S,
@@ -36,6 +38,7 @@ from spark_ledger.metadata.collection import (
     read_collection,
     read_order,
 )
+from spark_ledger.metadata.deletions import read_sign
 from spark_ledger.tasks import cancel
 from spark_ledger.types import BookieId
 
@@ -50,6 +53,7 @@ class CollectorConfig:
     full_interval_s: float = COLLECTION_FULL_INTERVAL_S
     whole_interval_s: float = COLLECTION_WHOLE_INTERVAL_S
     mark_s: float = COLLECTION_MARK_S
+    sign_pause_s: float = COLLECTION_SIGN_PAUSE_S
     each: CollectionConfig = field(default_factory=CollectionConfig)
 
 
@@ -90,6 +94,8 @@ class LedgerCollector:
         self._wanted = asyncio.Event()
         self._handled = ""
         """The order that was followed last; "" before the metadata were asked."""
+        self._sign: int | None = None
+        """Of deletions, the last one that a pass came after; None before the first look."""
         self._watch: Watch | None = None
         self._task: asyncio.Task[None] | None = None
         self._disk_work: asyncio.Future[None] | None = None
@@ -161,17 +167,27 @@ class LedgerCollector:
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         due = loop.time() + self._pause_s()
-        full_due = loop.time()
+        full_due = sign_due = loop.time()
         whole_due = loop.time() + self._config.whole_interval_s * self._draw.uniform(0.0, 0.25)
         while True:
-            await self._wait_until(min(due, loop.time() + self._config.mark_s))
+            # At random: bookies that start together do not all begin a pass at the same sign.
+            look_s = self._config.mark_s * self._draw.uniform(0.5, 1.0)
+            await self._wait_until(min(due, loop.time() + look_s))
             try:
                 order = await self._order()
             except LedgerError as error:
                 logger.warning("orders for the garbage collection cannot be read: %s", error)
                 order = None
+            # Read before the pass that it starts: what is deleted meanwhile has the next sign.
+            sign, is_new = await self._look_for_sign()
             now = loop.time()
-            if order is not None or now >= due or (self._is_full() and now >= full_due):
+            if (
+                order is not None
+                or now >= due
+                or (self._is_full() and now >= full_due)
+                or (is_new and now >= sign_due)
+            ):
+                self._sign = sign
                 whole = now >= whole_due
                 await self.run_pass(order, whole=whole)
                 if whole and self._cause is None:
@@ -179,8 +195,26 @@ class LedgerCollector:
                 await self._publish()
                 due = loop.time() + self._pause_s()
                 full_due = loop.time() + self._config.full_interval_s
+                sign_due = loop.time() + self._sign_pause_s()
             else:
                 await self._mark_new_ledgers()
+
+    async def _look_for_sign(self) -> tuple[int | None, bool]:
+        """The last sign that ledgers were deleted, and whether no pass came after it (rule G10)."""
+        try:
+            sign = await read_sign(self._store)
+        except LedgerError:
+            return self._sign, False
+        if self._sign is None:  # those of before this process: it has its first pass anyway
+            self._sign = sign
+        return sign, sign != self._sign
+
+    def _sign_pause_s(self) -> float:
+        """From the end of the last pass to one that a sign starts."""
+        last = self.report
+        paused_s = self._config.each.pause_s if last.candidates else 0.0
+        busy_s = max(0.0, last.duration_s - paused_s)
+        return max(self._config.sign_pause_s, COLLECTION_SIGN_PAUSE_FACTOR * busy_s)
 
     async def _begin(self, order: CollectionOrder, *, whole: bool) -> Pass:
         """A pass, behind a new mark. Raises as ``HistoryMark.renew``."""

@@ -32,6 +32,7 @@ from spark_ledger.limits.metadata import (
     METADATA_RETRY_DELAY_S,
 )
 from spark_ledger.metadata.base import MetadataStore
+from spark_ledger.metadata.deletions import Deletions
 from spark_ledger.metadata.directory import BookieDirectory
 from spark_ledger.metadata.ledgers import LedgerStore
 from spark_ledger.metadata.naming import Naming
@@ -83,8 +84,11 @@ class ClientContext:
     """What tails of the same ledger share."""
     suspects: Suspects = field(init=False)
     """Bookies that failed an add, and whether they are back."""
+    deletions: Deletions = field(init=False)
+    """Tells bookies that ledgers were deleted."""
 
     def __post_init__(self) -> None:
+        self.deletions = Deletions(self.store)
         self.suspects = Suspects(self.transport)
         watch_cache("ledgers", self.ledgers, LedgerStore.seen_bytes, LEDGERS_SEEN_BYTES_MAX)
 

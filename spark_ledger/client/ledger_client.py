@@ -7,6 +7,7 @@ import random
 import secrets
 import time
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from typing import Self
 
 from spark_ledger.client.context import ClientContext
@@ -89,14 +90,14 @@ class LedgerClient:
         cluster = await ensure_cluster_node(store)
         directory = BookieDirectory(BookieRegistry(store), draw)
         directory.policy = cluster.policy
-        await directory.start()
         try:
+            await directory.start()
             if transport is None:
                 # grpc is loaded here and not above: importing spark_ledger shall not cost it.
                 from spark_ledger.transport.grpc_aio import GrpcTransport
 
                 transport = GrpcTransport(directory.address)
-        except BaseException:  # as in a forked child, which can have none
+        except BaseException:  # as in a forked child, which can have no transport
             await directory.close()
             raise
         return cls(
@@ -256,6 +257,7 @@ class LedgerClient:
     async def delete_ledger(self, ledger_id: int) -> None:
         """Delete a ledger's metadata: nobody can open it any more. Idempotent."""
         await self._context.ledgers.delete(check_ledger_id(ledger_id))
+        self._context.deletions.note()
 
     async def list_ledgers(self) -> list[LedgerId]:
         """The ids of all ledgers, ascending."""
@@ -280,14 +282,20 @@ class LedgerClient:
         What they have in flight fails with AddOutcomeUnknownError, what comes later with
         LedgerClosedError.
         """
-        await self._left_open.close()
-        for writer in list(self._context.writers):
-            await writer.abandon()
-        await self._context.suspects.close()
-        await self._context.transport.close()
-        await self._context.directory.close()
-        await self._context.owner.close()
-        await self._context.store.close()
+        context = self._context
+        # From the last one up. Whatever fails on the way, and whoever does not wait for it: the
+        # session ends, or this process would count as the living owner of what it has left open.
+        async with AsyncExitStack() as ending:
+            ending.push_async_callback(context.store.close)
+            ending.push_async_callback(context.deletions.close)
+            ending.push_async_callback(context.owner.close)
+            ending.push_async_callback(context.directory.close)
+            ending.push_async_callback(context.transport.close)
+            ending.push_async_callback(context.suspects.close)
+            ending.callback(context.timer.close)
+            for writer in list(context.writers):
+                ending.push_async_callback(writer.abandon)
+            ending.push_async_callback(self._left_open.close)
 
     async def __aenter__(self) -> Self:
         return self

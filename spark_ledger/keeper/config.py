@@ -8,6 +8,7 @@ from spark_ledger.limits.keeper import (
     AUDIT_S,
     DELETES_PER_S,
     DROPPED_GRACE_S,
+    DROPPED_LEAST_S,
     KEEPER_PASS_S,
     OPTIMIZE_BYTES_PER_S,
     OWNER_GRACE_S,
@@ -27,6 +28,8 @@ class KeeperConfig:
     deletes_per_s: float = DELETES_PER_S
     dropped_grace_s: float = DROPPED_GRACE_S
     """How long after rows were dropped their ledgers are deleted."""
+    dropped_least_s: float = DROPPED_LEAST_S
+    """How long at least, while more waits for that than the stream's retention keeps (rule K8)."""
     sink_records_s: float = 0.0
     """Records of sinks that have committed nothing for so long are removed; 0: never."""
     audit_s: float = AUDIT_S

@@ -8,9 +8,9 @@ from typing import Final
 Looks = Sequence[tuple[float, int]]
 """When, in seconds of work, a stream was seen to be dropped up to which commit. Ascending."""
 
-_LOOKS_PER_GRACE: Final = 4
-"""So many looks of one grace are kept, however often rows are dropped: a stream that drops some
-each minute waits up to a quarter of the grace longer, and its node stays small."""
+_LOOKS_PER_GRACE: Final = 15
+"""So many looks of one grace are kept, however often rows are dropped: a stream that drops some all
+the time waits up to a fifteenth of the grace longer, and its node stays small."""
 
 
 class DroppedRows:
@@ -38,3 +38,7 @@ class DroppedRows:
         if not looks or now_s - looks[0][0] < grace_s:
             return 0
         return looks[0][1]
+
+    def seen(self, now_s: float, for_s: float) -> int:
+        """Up to which commit the stream was seen to be dropped so long ago, at the last looks."""
+        return max((commit for at, commit in self._looks if now_s - at >= for_s), default=0)

@@ -78,6 +78,7 @@ class Keeper:
             clock=self._clock,
             worked_s=self._worked_s,
             grace_s=self._config.dropped_grace_s,
+            least_s=self._config.dropped_least_s,
             deletes_per_s=self._config.deletes_per_s,
             sink_records_s=self._config.sink_records_s,
         )
@@ -279,9 +280,9 @@ class Keeper:
 
     async def _care_for_streams(self, *, is_sweep: bool) -> None:
         failed: LedgerError | None = None
-        if is_sweep:
+        if is_sweep or self._stream_keeper.hurries:
             try:
-                await self._sweep()
+                await self._sweep(whole=is_sweep)
             except LedgerError as error:  # a sweep that fails each time holds up no audit
                 failed = error
         self._optimizer.go_on()
@@ -290,9 +291,9 @@ class Keeper:
         if failed is not None:
             raise failed
 
-    async def _sweep(self) -> None:
+    async def _sweep(self, *, whole: bool) -> None:
         try:
-            await self._stream_keeper.sweep()
+            await self._stream_keeper.sweep(whole=whole)
         finally:
             for what in ("reclaimed", "streams"):
                 self.done[what] += self._stream_keeper.done.pop(what, 0)
@@ -434,6 +435,7 @@ class Keeper:
             logger.info("ledger %d is left as it is, it has just changed: %s", ledger_id, error)
             return
         self.done["deleted"] += 1
+        self._client.context.deletions.note()
         logger.info("ledger %d is deleted: nothing named it (%s)", ledger_id, ledger.value.owner)
         await asyncio.sleep(1.0 / self._config.deletes_per_s)
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import (
     ConflictError,
+    DataLossError,
     LedgerError,
     MetadataUnavailableError,
     NoSuchLedgerError,
@@ -39,7 +40,12 @@ from spark_ledger.keeper.nodes import (
     write_clock,
 )
 from spark_ledger.keeper.sinks import forget_sinks
-from spark_ledger.limits.keeper import RECLAIM_STEPS_MAX, SWEPT_STREAMS_MAX
+from spark_ledger.limits.keeper import (
+    HURRIED_BYTES_MIN,
+    HURRIED_SHARE,
+    RECLAIM_STEPS_MAX,
+    SWEPT_STREAMS_MAX,
+)
 from spark_ledger.metadata.base import Check, Create, Delete, Operation, Put
 from spark_ledger.metadata.json_nodes import encode_node
 from spark_ledger.metadata.ledgers import LedgerStore, ledger_path
@@ -81,6 +87,7 @@ class LedgerDeletions:
         except (ConflictError, NotFoundError, OutcomeUnknownError) as error:
             logger.info("ledger %d is left for the next sweep: %s", ledger_id, error)
             return False
+        self._client.context.deletions.note()
         logger.info("ledger %d is deleted: no commit that is left names it", ledger_id)
         await asyncio.sleep(1.0 / self._per_s)
         return True
@@ -115,6 +122,7 @@ class StreamKeeper:
         clock: Callable[[], float],
         worked_s: Callable[[], float],
         grace_s: float,
+        least_s: float,
         deletes_per_s: float,
         sink_records_s: float = 0.0,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
@@ -129,12 +137,15 @@ class StreamKeeper:
         self._clock = clock
         self._wall_ms = wall_ms
         self._grace_s = grace_s
+        self._least_s = min(least_s, grace_s)
         self._steady: SteadyClock | None = None
         self._has_warned = False
         self._swept: OrderedDict[str, _Swept] = OrderedDict()
         """By id, the streams of which something was dropped, the last ones swept."""
-        self._waiting = SweptNode()
-        """What is dropped of the streams of this sweep so far, and not given back."""
+        self._waiting: dict[str, SweptNode] = {}
+        """By id of the stream, what is dropped and not given back."""
+        self._hurried: set[str] = set()
+        """Names of streams of which much waits."""
         self._marked: dict[str, str] = {}
         """Names of streams that were marked as deleted at the last sweep, by id."""
         self.done: Counter[str] = Counter()
@@ -143,15 +154,31 @@ class StreamKeeper:
         self.last_error = ""
         """Of the last sweep."""
 
-    async def sweep(self) -> None:
-        """One visit to each stream, for all that there is to do. Raises what the metadata store
-        raises at the listing, and MetadataUnavailableError."""
+    @property
+    def hurries(self) -> bool:
+        """Whether some streams are to be visited at each pass."""
+        return bool(self._hurried)
+
+    async def sweep(self, *, whole: bool = True) -> None:
+        """One visit to each stream, or to those that are in a hurry, for all that there is to do.
+        Raises what the metadata store raises at the listing, and MetadataUnavailableError."""
         self.last_error = ""
-        self._waiting = SweptNode()
         now_ms = await self._time()
+        hurried, self._hurried = sorted(self._hurried), set()
+        names = await self._store.children(STREAMS_ROOT) if whole else hurried
+        marked, swept = await self._visit_all(names, now_ms)
+        if whole:
+            self._marked = marked
+            await self._forget_all_but(swept)
+        await self._say_what_waits()
+
+    async def _visit_all(
+        self, names: Sequence[str], now_ms: int
+    ) -> tuple[dict[str, str], Collection[str]]:
+        """Names of those that are marked as deleted, by id; ids of the others."""
         swept: set[str] = set()
         marked: dict[str, str] = {}
-        for name in await self._store.children(STREAMS_ROOT):
+        for name in names:
             try:
                 config = await StreamNodes(self._store, name).config()
                 stream_id = config.value.stream_id
@@ -169,16 +196,19 @@ class StreamKeeper:
             except LedgerError as error:
                 self.last_error = f"stream {name!r}: {error}"
                 logger.warning("the space of stream %r is not given back yet: %s", name, error)
-        self._marked = marked
-        await self._forget_all_but(swept)
-        await self._say_what_waits()
+        return marked, swept
 
     async def _say_what_waits(self) -> None:
         """Write down how much is to be given back, for those who watch the cluster."""
         before = await read_swept(self._store)
-        if before is not None and before.value == self._waiting:
+        parts = self._waiting.values()
+        waiting = SweptNode(
+            reclaimable_commits=sum(each.reclaimable_commits for each in parts),
+            reclaimable_bytes=sum(each.reclaimable_bytes for each in parts),
+        )
+        if before is not None and before.value == waiting:
             return
-        data = encode_node(self._waiting)
+        data = encode_node(waiting)
         if before is None:
             await self._store.create(SWEPT_PATH, data)
         else:
@@ -187,6 +217,7 @@ class StreamKeeper:
 
     async def _visit(self, name: str, config: Versioned[StreamConfig], now_ms: int) -> None:
         stream = Stream(self._client, StreamNodes(self._store, name), config)
+        self._waiting.pop(config.value.stream_id, None)
         try:
             await self._sweep_one(stream, now_ms)
             if self._sink_records_s:
@@ -246,6 +277,7 @@ class StreamKeeper:
         known = await self._known(stream)
         upto = known.dropped.before(earliest_commit, self._worked_s(), self._grace_s)
         await self._write_down(stream, known)
+        upto = max(upto, await self._crowded(stream, known.dropped))
         reclaimer = stream.retention.reclaimer(self._deletions, known.names)
         try:
             for _ in range(RECLAIM_STEPS_MAX):
@@ -256,16 +288,30 @@ class StreamKeeper:
         finally:
             await self._add_what_waits(stream)
 
+    async def _crowded(self, stream: Stream, dropped: DroppedRows) -> int:
+        """Up to which commit rows wait that more follows than retention keeps, and have waited for
+        the least that a batch has (rule K8)."""
+        size_bytes = stream.config.retention.size_bytes
+        seen = dropped.seen(self._worked_s(), self._least_s)
+        if size_bytes is None or not seen:
+            return 0
+        # A page may have gone with a keeper that died in a step: then all waits for the grace.
+        with contextlib.suppress(DataLossError, NotFoundError):
+            return min(seen, await stream.retention.crowded(size_bytes))
+        return 0
+
     async def _add_what_waits(self, stream: Stream) -> None:
         with contextlib.suppress(LedgerError):  # it is only shown
             extent = await stream.retention.extent()
-            waiting = self._waiting
-            self._waiting = SweptNode(
-                reclaimable_commits=waiting.reclaimable_commits
-                + extent.head.earliest_commit
-                - extent.dropped_commits,
-                reclaimable_bytes=waiting.reclaimable_bytes + extent.reclaimable_bytes,
+            self._waiting[stream.config.stream_id] = SweptNode(
+                reclaimable_commits=extent.head.earliest_commit - extent.dropped_commits,
+                reclaimable_bytes=extent.reclaimable_bytes,
             )
+            size_bytes = extent.retention.size_bytes
+            if size_bytes is not None and extent.reclaimable_bytes > max(
+                HURRIED_BYTES_MIN, HURRIED_SHARE * size_bytes
+            ):
+                self._hurried.add(stream.name)
 
     # -- since when rows are dropped (rule K8) -----------------------------------------------------
 
@@ -307,8 +353,9 @@ class StreamKeeper:
 
     async def _forget_all_but(self, swept: Collection[str]) -> None:
         """Forget what was known of streams that are gone."""
-        for stream_id in self._swept.keys() - swept:
-            del self._swept[stream_id]
+        for known in (self._swept, self._waiting):
+            for stream_id in known.keys() - swept:
+                del known[stream_id]
         for stream_id in set(await self._store.children(DROPPED_PATH)).difference(swept):
             saved = await read_dropped(self._store, stream_id)
             if saved is None:

@@ -6,7 +6,7 @@ from typing import Final
 
 COLLECTION_INTERVAL_S: Final = 900.0
 """Pause between two passes, as BookKeeper's ``gcWaitTime``. A pass over a hundred thousand ledgers
-is some listings; what is deleted keeps its bytes for so long at most."""
+is some listings; what is deleted without a sign keeps its bytes for so long at most."""
 
 COLLECTION_FULL_INTERVAL_S: Final = 60.0
 """Pause while a disk is full: only deletions make room there."""
@@ -15,6 +15,13 @@ COLLECTION_SOON_SHARE: Final = 0.02
 """A pass that let go of more of what the bookie holds is followed by the next one as soon as on a
 full disk: streams with retention drop as much as they write, and all of it lies beside what is
 alive until the next pass."""
+
+COLLECTION_SIGN_PAUSE_S: Final = 15.0
+"""A sign that ledgers were deleted starts no pass within so long of the last one."""
+
+COLLECTION_SIGN_PAUSE_FACTOR: Final = 9
+"""Nor within so many times what that took beside its pause: one that lists a million ledgers each
+time somebody deletes one takes a tenth of its time for that."""
 
 COLLECTION_WHOLE_INTERVAL_S: Final = 86_400.0
 """Between two passes that read the node of each ledger, as BookKeeper's
@@ -30,7 +37,8 @@ off from the others goes on answering, so that both looks do not go to the same 
 
 COLLECTION_MARK_S: Final = 10.0
 """A bookie that has taken new ledgers marks the history of the metadata this often. A backup of
-ZooKeeper that lacks one of them is noticed if it is older than this."""
+ZooKeeper that lacks one of them is noticed if it is older than this. As often it looks for orders
+and for signs that ledgers were deleted: two small reads."""
 
 COLLECTION_PAGE: Final = 10_000
 """Ledgers that are compared at once: as many as one node of the metadata lists."""

@@ -56,6 +56,18 @@ DROPPED_GRACE_S: Final = 300.0
 before reads them without asking. Longer than a commit looks for its lost reply
 (``COMMIT_TIMEOUT_S``). Who reads for longer sets a hold."""
 
+DROPPED_LEAST_S: Final = 75.0
+"""What a batch has at least if more rows wait for the grace than the stream's retention keeps: at
+140 MB/s, ten gigabytes instead of forty. Longer than a commit looks for its lost reply, and than
+Kafka keeps files of deleted segments."""
+
+HURRIED_SHARE: Final = 0.125
+"""A stream of which more than this share of what its retention keeps is dropped, and not given
+back, is visited at each pass: what is written between two visits lies beside what is kept."""
+
+HURRIED_BYTES_MIN: Final = 64 * MIB
+"""But not for less than this, which no disk is short of: a visit is a dozen operations."""
+
 CLOCK_CATCH_UP: Final = 10
 """How many times faster than time passes the keeper's clock catches up with one that is ahead: an
 outage of three days in eight hours, a clock that jumped by a year in forty days."""

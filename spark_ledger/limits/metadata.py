@@ -102,6 +102,13 @@ NAMED_LEDGERS_KEPT: Final = 10_000
 """Ledgers of which a client remembers that a transaction has named them. One that is forgotten
 costs a read, and three more parts in the transaction."""
 
+DELETION_SIGN_PAUSE_S: Final = 2.0
+"""A process that deletes ledgers gives a sign of it after so long, one for all of them: at most one
+small write each two seconds, however many it deletes."""
+
+DELETION_SIGN_CLOSE_S: Final = 1.0
+"""A connection that is closed waits so long for its last sign, which may be lost."""
+
 DIRECTORY_REFRESH_S: Final = 30.0
 """A client looks at the list of bookies again about this often: watches are hints."""
 

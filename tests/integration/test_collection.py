@@ -12,6 +12,7 @@ import pytest
 
 import spark_ledger
 from spark_ledger.cli.inspection import inspect_ledger
+from spark_ledger.limits import MIB
 from spark_ledger.local import LocalCluster
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.connect import open_store
@@ -106,6 +107,28 @@ def test_deleted_ledgers_leave_every_bookie_also_one_that_was_down() -> None:
         rows = shell.ok("bookies", "list", "--json").json()
         assert all(row["collection"]["aborted"] == "" for row in rows)
         assert "ago" in shell.ok("bookies", "list").out
+
+
+def log_bytes(directory: Path) -> int:
+    """What the logs below a bookie's directory take on the disk."""
+    return sum(each.stat().st_blocks * 512 for each in (directory / "ledgers").glob("*.log"))
+
+
+def test_space_of_a_deleted_ledger_is_back_long_before_a_pass_of_everyday() -> None:
+    """With the default pause between two passes, the first one comes after seven minutes or more:
+    longer than this test waits. The sign of the deletion starts one (rule G10)."""
+    with LocalCluster(bookies=3) as cluster, spark_ledger.connect(cluster.uri) as client:
+        directories = [cluster.bookie_directory(number) for number in range(3)]
+        (kept,) = write(client, 1)
+        with client.create_ledger() as writer:
+            for _ in range(200):
+                writer.append(bytes(MIB))
+        gone = writer.ledger_id
+        assert held(cluster.uri, (gone, kept)) == {(b, i) for b in BOOKIES for i in (gone, kept)}
+        assert min(map(log_bytes, directories)) > 200 * MIB
+        client.delete_ledger(gone)
+        eventually(lambda: max(map(log_bytes, directories)) < 150 * MIB)
+        assert held(cluster.uri, (gone, kept)) == {(b, kept) for b in BOOKIES}
 
 
 def test_ledgers_that_a_restored_zookeeper_lacks_stay_until_an_operator_says_so(

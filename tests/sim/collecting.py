@@ -1,5 +1,5 @@
 """The garbage collection of simulated bookies: the real one, in a hurry, over half lists and lost
-sessions, beside restored metadata.
+sessions, beside restored metadata, with signs of deletions that are lost, false or repeated.
 
 Checked at each deletion, with a view of all metadata: nothing that they name here goes (rules G1 to
 G3 and G9), and nothing that a restore has lost, if the bookie had marked it before (rule G4).
@@ -22,9 +22,11 @@ from bookie_server.core.collection import Cause
 from bookie_server.giving_back import GivingBack
 from bookie_server.storage.index.base import HeldLedger
 from spark_ledger.errors import NotFoundError
+from spark_ledger.metadata.base import Put
 from spark_ledger.metadata.codec import decode_ledger
+from spark_ledger.metadata.deletions import DELETIONS_PATH
 from spark_ledger.metadata.ledgers import ledger_path
-from spark_ledger.types import BookieId, LedgerId, LedgerMetadata
+from spark_ledger.types import BookieId, LedgerId, LedgerMetadata, Versioned
 from tests.sim.clients import DeleteClient
 from tests.sim.disk import LEDGERS
 from tests.sim.keys import SimKeys
@@ -38,6 +40,11 @@ _LOOK_S: Final = 0.05
 _DELETED: Final = 0.4
 """Of the ledgers of a schedule that collects: most would otherwise be kept, and nothing happen."""
 _HALF_LISTS: Final = 0.15
+_BY_SIGNS: Final = 0.5
+"""Of the schedules: there are no passes but those that a sign of a deletion starts (rule G10)."""
+_FALSE_SIGNS: Final = 0.03
+"""At each look at the world."""
+_LOST_SIGNS: Final = 0.3
 _QUIET_PASSES: Final = 8
 """Until one that nothing has ended: a bookie may be restarting."""
 
@@ -48,6 +55,8 @@ class Collections:
     def __init__(self, world: World) -> None:
         self.world = world
         self.draw: random.Random = world.random_for("collecting")
+        self.signs: random.Random = world.random_for("signs of deletions")
+        self.interval_s = 1e6 if self.signs.random() < _BY_SIGNS else 0.3
         self.listed_at_least = self.draw.choice([1, 100])
         self.runs: dict[str, _Run] = {}
         self.covered: dict[BookieId, frozenset[LedgerId]] = {
@@ -88,8 +97,20 @@ class Collections:
                 continue
             if known is None or known.process is not node.process:
                 self.runs[node.name] = _Run(self, node, node.process, node.bookie)
+        self._sign_falsely()
         if not self.world.over:
             self.world.loop.later(_LOOK_S, None, self._look)
+
+    def _sign_falsely(self) -> None:
+        """Now and then there is a sign, though nobody has deleted anything."""
+        tree = self.world.zookeeper.tree
+        if self.world.healing or self.signs.random() >= _FALSE_SIGNS:
+            return
+        try:
+            tree.apply([Put(DELETIONS_PATH, b"", tree.get(DELETIONS_PATH).version)])
+        except NotFoundError:
+            return  # nobody has given one yet
+        self.world.fault("false sign", "all bookies")
 
     def _delete(self, name: str, ledger_id: int) -> None:
         if not self.world.healing:
@@ -110,6 +131,7 @@ class _Run:
         self._store = self._world.zookeeper.stores[process.name]
         self._collector: LedgerCollector | None = None
         self._half()
+        self._lose_signs()
         self._note_what_is_given_back()
         self._world.loop.spawn(process, self._start())
 
@@ -240,9 +262,10 @@ class _Run:
             self._store,
             self._node.bookie_id,
             CollectorConfig(
-                interval_s=0.3,
+                interval_s=self._all.interval_s,
                 full_interval_s=0.15,
                 mark_s=0.1,
+                sign_pause_s=0.1,
                 whole_interval_s=0.6,
                 each=CollectionConfig(
                     pause_s=0.05,
@@ -305,3 +328,20 @@ class _Run:
             return names
 
         self._store.children = children  # type: ignore[method-assign]
+
+    def _lose_signs(self) -> None:
+        """Have this process not see a sign, now and then, or see an older one."""
+        get, world, last = self._store.get, self._world, Versioned(b"", 0)
+
+        async def losing(path: str) -> Versioned[bytes]:
+            nonlocal last
+            node = await get(path)
+            if path != DELETIONS_PATH or world.healing:
+                return node
+            if node.version != last.version and self._all.signs.random() < _LOST_SIGNS:
+                world.fault("sign lost", str(self.process))
+                return last
+            last = node
+            return node
+
+        self._store.get = losing  # type: ignore[method-assign]

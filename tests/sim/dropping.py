@@ -52,9 +52,7 @@ class Drops:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._surely_there_s = config_of(world).dropped_grace_s / _FASTEST_CLOCK
-        """For so long after a truncation its rows are there: the grace of rule K8, by the fastest
-        of the monotonic clocks that keepers count by."""
+        self._config = config_of(world)
         self.listings = Listings(world)
         self.commits: dict[int, Commit] = {}
         """All that were ever made."""
@@ -182,12 +180,29 @@ class Drops:
             if number >= self.earliest:
                 self._violate("T17", f"ledger {ledger_id} of commit {number} is deleted")
         after = [at for at, number in self._dropped_at if number > max(needing, default=-1)]
-        if needing and after and self._world.loop.now - after[0] < self._surely_there_s:
-            passed_s = self._world.loop.now - after[0]
-            self._violate("K8", f"ledger {ledger_id} is deleted {passed_s:.3f} s after its rows")
+        if needing and after:
+            passed_s, least_s = self._world.loop.now - after[0], self._surely_there_s(max(needing))
+            if passed_s < least_s:
+                text = f"ledger {ledger_id} is deleted {passed_s:.3f} s after its rows"
+                self._violate("K8", text)
+            is_early = passed_s < self._config.dropped_grace_s / _FASTEST_CLOCK
+            self._world.counts["ledgers deleted within the grace"] += is_early
         self._world.counts["ledgers of streams deleted"] += 1
         if not needing and any(_names(each, ledger_id) for each in self.commits.values()):
             self._world.counts["former ledgers of packs deleted"] += 1
+
+    def _surely_there_s(self, number: int) -> float:
+        """For so long after a truncation the rows of a commit are there, by the fastest of the
+        monotonic clocks that keepers count by (rule K8): for the grace, or for the least, if as
+        much is dropped behind it as some retention of the stream would keep."""
+        grace_s, head = self._config.dropped_grace_s, self.head
+        sizes = [each.size_bytes for each in self._limits if each.size_bytes is not None]
+        if sizes and head is not None and number in self.commits:
+            commit, first = self.commits[number], self.commits.get(self.earliest)
+            begin = head.size_bytes if first is None else first.bytes_before
+            if begin - commit.bytes_before - commit.size_bytes >= min(sizes):
+                grace_s = self._config.dropped_least_s
+        return grace_s / _FASTEST_CLOCK
 
     def _needing(self, ledger_id: LedgerId) -> list[int]:
         """All commits, also dropped ones, whose rows are read from a ledger."""
@@ -290,7 +305,7 @@ class Drops:
         cut = [at for at, number in self._dropped_at if number > first]
         if not cut:
             self._violate("T17", f"{who} cannot read commit {first}, which is there: {error}")
-        elif planned and self._world.loop.now - cut[0] < self._surely_there_s:
+        elif planned and self._world.loop.now - cut[0] < self._surely_there_s(first):
             self._violate("T17", f"{who} planned commit {first}, and its rows went: {error}")
         self._world.counts["reads of dropped rows"] += 1
 

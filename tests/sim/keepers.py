@@ -37,7 +37,13 @@ def config_of(world: World) -> KeeperConfig:
     grace_s = world.random_for("grace of dropped rows").choice(graces_s)
     audit_s = _AUDIT_S if world.options.audits else 0.0
     optimize_s = _OPTIMIZE_S if world.options.packs else 0.0
-    return replace(CONFIG, dropped_grace_s=grace_s, audit_s=audit_s, optimize_s=optimize_s)
+    return replace(
+        CONFIG,
+        dropped_grace_s=grace_s,
+        dropped_least_s=0.4 * grace_s,
+        audit_s=audit_s,
+        optimize_s=optimize_s,
+    )
 
 
 class KeeperClient(ServiceClient):

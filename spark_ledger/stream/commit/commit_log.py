@@ -261,6 +261,14 @@ class CommitLog:
         found = await self._last_at_or_below(among, total - (rows or size_bytes), key, total + 1)
         return head.earliest_commit if found is None else found
 
+    async def last_followed_by(
+        self, among: tuple[int, int], end_bytes: int, size_bytes: int
+    ) -> int | None:
+        """The last of some commits from which on there are so many bytes, or None. ``end_bytes``:
+        those before the commit behind them."""
+        target = end_bytes - size_bytes
+        return await self._last_at_or_below(among, target, _bytes_before, end_bytes + 1)
+
     async def position_of_row(self, head: Head, row: int) -> Dlsn:
         """Where the row is before which so many were committed; without it, the stream's end.
 

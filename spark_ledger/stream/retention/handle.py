@@ -409,6 +409,17 @@ class StreamRetention:
             since_ms=first[2],
         )
 
+    async def crowded(self, size_bytes: int) -> int:
+        """Up to which commit rows are dropped, not given back, and followed by so many bytes that
+        are dropped as well; 0 if there are none."""
+        root = await self._log.manifests.read_root()
+        head = (await self._head()).value
+        if root.dropped >= head.earliest_commit:
+            return 0
+        end_bytes = (await self._begin(head, head.earliest_commit))[1]
+        among = (root.dropped, head.earliest_commit)
+        return await self._log.last_followed_by(among, end_bytes, size_bytes) or 0
+
     async def ledgers(self) -> LedgerCounts:
         """How many ledgers the stream has. Reads all commits that are not given back."""
         config, head = await self._schemas.refresh(), (await self._head()).value

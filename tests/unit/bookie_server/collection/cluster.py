@@ -79,6 +79,7 @@ class World:
         self.is_full = False
         self.interval_s = 100.0
         self.whole_interval_s = 1e6
+        self.sign_pause_s = 15.0
         self.why_not = ""
 
     def collector(self, **each: object) -> LedgerCollector:
@@ -92,6 +93,7 @@ class World:
                 interval_s=self.interval_s,
                 full_interval_s=10.0,
                 mark_s=5.0,
+                sign_pause_s=self.sign_pause_s,
                 whole_interval_s=self.whole_interval_s,
                 each=CollectionConfig(**settings),  # type: ignore[arg-type]
             ),

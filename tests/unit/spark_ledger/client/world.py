@@ -67,6 +67,8 @@ class World:
     async def close(self) -> None:
         for client in self._clients:
             await client.close()
+        for registry in self._registries.values():
+            await registry.deregister()
 
 
 @asynccontextmanager

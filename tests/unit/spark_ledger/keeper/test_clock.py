@@ -79,6 +79,7 @@ def test_keeper_that_another_one_overtook_goes_on_from_what_that_has_written() -
             clock=clock,
             worked_s=clock,
             grace_s=0.0,
+            least_s=0.0,
             deletes_per_s=1.0,
             wall_ms=lambda: YEAR_MS,
         )

@@ -36,9 +36,10 @@ def test_stream_that_drops_rows_at_each_look_keeps_few_looks() -> None:
     rows = DroppedRows()
     for now in range(1000):
         upto = rows.before(now + 1, float(now), 60.0)
-        assert len(rows.looks) <= 6
+        assert len(rows.looks) <= 17
         assert upto <= max(0, now + 1 - 60)
-        assert upto >= now + 1 - 60 - 15 - 1 or now < 76
+        assert upto >= now + 1 - 60 - 4 - 1 or now < 65
+        assert now + 1 - 30 - 4 - 1 <= rows.seen(float(now), 30.0) <= now + 1 - 30 or now < 35
 
 
 def test_looks_of_a_time_to_come_begin_anew() -> None:

@@ -49,6 +49,32 @@ def test_wait_reads_the_head_once_per_change() -> None:
     run(scenario())
 
 
+def test_wait_through_a_handle_that_was_closed_watches_as_long_as_it_lasts() -> None:
+    """Who follows a stream keeps its handle; somebody else has closed it, as the last user did."""
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await new(ledgers)
+        other, streams = another(ledgers)
+        waiter = await streams.open("s")
+        watches = other.store._watches
+        waits = [
+            asyncio.ensure_future(waiter.wait_for_commit(after_segment=0, timeout_s=s))
+            for s in (0.01, 30)
+        ]
+        await asyncio.sleep(0)
+        await waiter.close()
+        await waits[0]
+        assert len(watches) == 1, "the other one still waits"
+        await stream.append(table(0))
+        assert (await waits[1]).next_segment == 1
+        assert watches == []
+        assert (await waiter.wait_for_commit(after_segment=1, timeout_s=0.01)).next_segment == 1
+        assert watches == [], "nor does a later one leave its own"
+
+    run(scenario())
+
+
 def test_tail_of_a_stream_that_went_back_fails_before_it_passes_over_rows() -> None:
     """After a restore of ZooKeeper numbers that the tail has read are given to other commits."""
 
@@ -228,5 +254,41 @@ def test_waiter_that_leaves_takes_nobody_along() -> None:
         await stream.append(table(0))
         assert (await waiting[2]).next_segment == 1
         assert waiting[0].cancelled() and waiting[1].cancelled()
+
+    run(scenario())
+
+
+def test_head_that_was_asked_for_before_the_watch_stood_is_not_kept() -> None:
+    """No event tells of a change that came before the watch: who waits then would wait for the next
+    one, or for ever."""
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await new(ledgers)
+        other, streams = another(ledgers)
+        watcher = await streams.open("s")
+        inner = other.store.get
+        on_the_way: list[asyncio.Event] = []
+
+        async def answered_late(path: str) -> Any:
+            answer = await inner(path)
+            if path.endswith("/head") and len(on_the_way) < 2:
+                on_the_way.append(asyncio.Event())
+                await on_the_way[-1].wait()
+            return answer
+
+        other.store.get = answered_late  # type: ignore[method-assign]
+        looking = asyncio.ensure_future(watcher.head())
+        await asyncio.sleep(0.01)
+        await stream.append(table(0))
+        first = asyncio.ensure_future(watcher.wait_for_commit(after_segment=0, timeout_s=30))
+        await asyncio.sleep(0.01)
+        on_the_way[0].set()
+        assert (await looking).next_segment == 0, "as it was when it was read"
+        second = asyncio.ensure_future(watcher.wait_for_commit(after_segment=0, timeout_s=30))
+        await asyncio.sleep(0.01)
+        on_the_way[1].set()
+        async with asyncio.timeout(5):
+            assert [head.next_segment for head in (await first, await second)] == [1, 1]
 
     run(scenario())

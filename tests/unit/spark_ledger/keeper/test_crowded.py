@@ -1,0 +1,205 @@
+"""The grace of dropped rows is shorter while more waits for it than retention keeps (rule K8)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from spark_ledger.errors import DataLossError
+from spark_ledger.keeper import streams
+from spark_ledger.keeper.keeper import Keeper
+from spark_ledger.limits.keeper import DROPPED_LEAST_S
+from spark_ledger.limits.metadata import METADATA_TIMEOUT_S
+from spark_ledger.stream.catalog import StreamCatalog
+from spark_ledger.stream.commit.commit_log import CommitLog
+from spark_ledger.stream.commit.committer import COMMIT_TIMEOUT_S
+from spark_ledger.stream.format.metadata_column import PositionedBatch
+from spark_ledger.stream.model import Retention
+from spark_ledger.stream.stream import Stream
+from tests.unit.spark_ledger.client.world import World, run, run_virtually
+from tests.unit.spark_ledger.keeper.test_streams import (
+    closed_commits,
+    elected,
+    ledgers,
+    live_ledgers,
+)
+from tests.unit.spark_ledger.keeper.world import Clock, new_stream, passes, read
+from tests.unit.spark_ledger.stream.world import small_manifests
+
+GRACE_S, LEAST_S = 300.0, 75.0
+
+
+@pytest.fixture(autouse=True)
+def any_number_of_bytes_is_worth_a_visit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "HURRIED_BYTES_MIN", 0)
+
+
+async def crowded(world: World, clock: Clock, **limits: int) -> tuple[Stream, Keeper]:
+    """Ten commits, a retention of three of them, and a keeper; of a byte each, unless limits say
+    what is kept."""
+    stream = await new_stream(await world.client())
+    await closed_commits(world, stream, 10)
+    size_bytes = (await stream.retention.extent()).live_bytes // 10
+    assert (await stream.commit(4)).bytes_before == 4 * size_bytes, "commits are of one size"
+    retention = Retention(**limits) if limits else Retention(size_bytes=3 * size_bytes)
+    await stream.retention.set_limits(retention)
+    keeper = await elected(world, clock, dropped_grace_s=GRACE_S, dropped_least_s=LEAST_S)
+    await passes(keeper, clock, 10)
+    assert (await stream.head()).earliest_commit == 7
+    return stream, keeper
+
+
+async def given_back(stream: Stream) -> int:
+    """Up to which commit nothing is left."""
+    return (await stream._log.manifests.read_root(latest=True)).dropped
+
+
+def test_least_is_longer_than_a_commit_looks_for_its_lost_reply() -> None:
+    assert DROPPED_LEAST_S >= COMMIT_TIMEOUT_S + METADATA_TIMEOUT_S
+    assert LEAST_S == DROPPED_LEAST_S
+
+
+@pytest.mark.parametrize("manifests", [False, True])
+def test_no_more_waits_for_the_grace_than_retention_keeps(
+    manifests: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if manifests:
+        small_manifests(monkeypatch)
+
+    async def test(world: World) -> None:
+        clock = Clock()
+        stream, keeper = await crowded(world, clock)
+        await passes(keeper, clock, 70)
+        assert await given_back(stream) == 0
+        await passes(keeper, clock, 20)
+        assert await given_back(stream) == 4, "three that are kept, and as many that wait"
+        await passes(keeper, clock, 180)
+        assert await given_back(stream) == 4
+        await passes(keeper, clock, 90)
+        assert await given_back(stream) == 7
+        assert await read(stream) == [7, 8, 9]
+        assert await ledgers(world) == await live_ledgers(stream)
+
+    run(test)
+
+
+def test_rows_that_are_dropped_later_have_the_least_too() -> None:
+    async def test(world: World) -> None:
+        clock = Clock()
+        stream, keeper = await crowded(world, clock)
+        await passes(keeper, clock, 60)
+        await closed_commits(world, stream, 9)
+        await passes(keeper, clock, 70)
+        assert (await stream.head()).earliest_commit == 16
+        assert await given_back(stream) == 7, "what was dropped a minute later waits"
+        await passes(keeper, clock, 40)
+        assert await given_back(stream) == 13
+
+    run(test)
+
+
+def test_rows_beyond_other_limits_wait_for_the_grace() -> None:
+    """Whoever keeps rows by number or age, or overwrites a stream, has said nothing of bytes."""
+
+    async def test(world: World) -> None:
+        clock = Clock()
+        stream, keeper = await crowded(world, clock, rows=3)
+        await passes(keeper, clock, 280)
+        assert await given_back(stream) == 0
+        await passes(keeper, clock, 60)
+        assert await given_back(stream) == 7
+
+    run(test)
+
+
+def test_grace_that_is_shorter_than_the_least_counts() -> None:
+    async def test(world: World) -> None:
+        clock = Clock()
+        stream, _keeper = await crowded(world, clock)
+        await _keeper._election.resign()
+        hurried = await elected(world, clock, dropped_grace_s=20.0, dropped_least_s=LEAST_S)
+        await passes(hurried, clock, 90)
+        assert await given_back(stream) == 7
+
+    run(test)
+
+
+def test_reader_that_planned_before_the_drop_has_its_rows_or_an_error() -> None:
+    async def test(world: World) -> None:
+        clock = Clock()
+        stream = await new_stream(await world.client())
+        await closed_commits(world, stream, 10)
+        head = await stream.head()
+        size_bytes = (await stream.retention.extent()).live_bytes
+        await stream.retention.set_limits(Retention(size_bytes=3 * size_bytes // 10))
+        keeper = await elected(world, clock, dropped_grace_s=GRACE_S, dropped_least_s=LEAST_S)
+        whole, cut = 0, 0
+        for _ in range(40):
+            await passes(keeper, clock, 10)
+            task = await StreamCatalog(await world.client()).open("s")
+            try:
+                chunks = task.read_commit_chunks(range(10), head.earliest, head.end)
+                found = await numbers(chunks)
+            except DataLossError:
+                cut += 1
+                assert whole >= LEAST_S / 10, "it had the least at any rate"
+            else:
+                assert found == list(range(10)) and not cut
+                whole += 1
+        assert whole and cut
+
+    run_virtually(test)
+
+
+async def numbers(chunks: AsyncGenerator[list[PositionedBatch], None]) -> list[int]:
+    found: list[Any] = []
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            for each in chunk:
+                found += each.batch.column("n").to_pylist()
+                assert found == list(range(len(found))), "in order, and no others"
+    return found
+
+
+def test_stream_of_which_much_waits_is_visited_at_each_pass() -> None:
+    async def test(world: World) -> None:
+        clock = Clock()
+        stream, keeper = await crowded(world, clock)
+        await new_stream(await world.client(), "calm")
+        await closed_commits(world, stream, 5)
+        visits: Counter[str] = Counter()
+        sweeper, visit = keeper._stream_keeper, keeper._stream_keeper._visit
+
+        async def counting(name: str, *arguments: Any) -> None:
+            visits[name] += 1
+            await visit(name, *arguments)
+
+        sweeper._visit = counting  # type: ignore[assignment, method-assign]
+        await passes(keeper, clock, 50)
+        assert visits == {"s": 5}
+        assert (await stream.head()).earliest_commit == 12
+        await passes(keeper, clock, 400)
+        visits.clear()
+        await passes(keeper, clock, 60)
+        assert visits == {"s": 1, "calm": 1}, "nothing is left to hurry for"
+
+    run(test)
+
+
+def test_page_that_a_dead_keeper_took_away_ends_no_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(world: World) -> None:
+        clock = Clock()
+        stream, keeper = await crowded(world, clock)
+
+        async def lost(*_arguments: object) -> int:
+            raise DataLossError("the page is gone")
+
+        monkeypatch.setattr(CommitLog, "last_followed_by", lost)
+        await passes(keeper, clock, 340)
+        assert await given_back(stream) == 7 and keeper._stream_keeper.last_error == ""
+
+    run(test)
