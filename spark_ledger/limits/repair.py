@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from spark_ledger.limits import KIB, MIB
+from spark_ledger.limits import MIB
 
 LOST_BOOKIE_DELAY_S: Final = 300.0
 """A bookie that is not registered for so long is lost. A restart, an upgrade or a move of a machine
@@ -24,10 +24,6 @@ REPAIR_BYTES_PER_S: Final = 32 * MIB
 REPAIR_SOURCE_BYTES_PER_S: Final = 16 * MIB
 """What one worker reads from one bookie at most: half of what it copies, so that one lost bookie's
 copies come from two others at least, and each has most of its disk left for its clients."""
-
-COPY_PIECE_BYTES: Final = 256 * KIB
-"""What a worker sends of a copy at once, or one entry: an append of a writer waits behind as much
-on the way to the disk, and not behind a chunk of a read."""
 
 REPAIRS_AT_ONCE: Final = 16
 """Ledgers that one worker repairs at a time: small ones cost round trips and no bytes."""

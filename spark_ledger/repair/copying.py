@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import NamedTuple
 
@@ -18,7 +18,6 @@ from spark_ledger.client.lane_reader import verify_chunk, wanted_run
 from spark_ledger.errors import BookieUnavailableError, NoSuchEntryError
 from spark_ledger.limits.client import BUSY_PAUSE_S, BUSY_PAUSE_S_MAX
 from spark_ledger.limits.entries import READ_REQUEST_BYTES_MAX
-from spark_ledger.limits.repair import COPY_PIECE_BYTES
 from spark_ledger.protocol.events import ReadEnded, ReadEntries
 from spark_ledger.repair.compare import Comparison
 from spark_ledger.repair.held import BusyPauses
@@ -126,10 +125,10 @@ class Copier:
                     self._ledger_id, self._access.digest, command, position, chunk
                 )
                 if good and chunk.run is not None:
-                    for run in pieces(_prefix(chunk.run, len(good)), COPY_PIECE_BYTES):
-                        await self._throttles.take(source, len(run.frames))
-                        await self._store(run, sink)
-                        position = run.last_entry + lane.stride
+                    run = _prefix(chunk.run, len(good))
+                    await self._throttles.take(source, len(run.frames))
+                    await self._store(run, sink)
+                    position = run.last_entry + lane.stride
                 if ended is not None:
                     return position, ended
         return position, None
@@ -213,30 +212,11 @@ class Copier:
 
 def _prefix(run: EntryRun, count: int) -> EntryRun:
     """The first entries of a run."""
-    return run if count == run.count else _part(run, 0, count, 0)
-
-
-def pieces(run: EntryRun, size_max: int) -> Iterator[EntryRun]:
-    """A run in parts of so many bytes at most, or of one entry."""
-    start = offset = size = 0
-    if len(run.frames) <= size_max:
-        yield run
-        return
-    for index, entry_size in enumerate(run.sizes):
-        if index > start and size + entry_size > size_max:
-            yield _part(run, start, index, offset)
-            start, offset, size = index, offset + size, 0
-        size += entry_size
-    yield _part(run, start, run.count, offset)
-
-
-def _part(run: EntryRun, start: int, end: int, offset: int) -> EntryRun:
-    """The entries from one place of a run up to another; the bytes of the first are at
-    ``offset``."""
-    ids, sizes = run.ids()[start:end], run.sizes[start:end]
-    frames = run.frames[offset : offset + sum(sizes)]
-    listed = None if run.entry_ids is None else ids
-    return EntryRun(run.ledger_id, EntryId(ids[0]), listed, sizes, frames)
+    if count == run.count:
+        return run
+    ids = None if run.entry_ids is None else run.entry_ids[:count]
+    sizes = run.sizes[:count]
+    return EntryRun(run.ledger_id, run.first_entry, ids, sizes, run.frames[: sum(sizes)])
 
 
 class _Sink:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 
 import pytest
 
 from spark_ledger.errors import BookieUnavailableError, NoSuchEntryError
 from spark_ledger.metadata.ledgers import LedgerStore
-from spark_ledger.repair.copying import Copier, TargetFailedError, pieces
+from spark_ledger.repair.copying import Copier, TargetFailedError
 from spark_ledger.repair.ledger import _access
 from spark_ledger.repair.plan import LaneCopy, final_fragments, lane_copies
 from spark_ledger.repair.throttle import Throttles
-from spark_ledger.runs import EntryRun, run_error
+from spark_ledger.runs import EntryRun
 from spark_ledger.transport.base import AddResult
-from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
+from spark_ledger.types import BookieId, BookieStatus, EntryId
 from tests.unit.spark_ledger.client.world import World, run_virtually
 from tests.unit.spark_ledger.repair.test_worker import filled
 
@@ -216,31 +215,3 @@ def test_entry_that_one_of_its_members_has_is_asked_of_nobody_else() -> None:
         assert asked and asked <= named
 
     run_virtually(test, bookies=6)
-
-
-@pytest.mark.parametrize("ids", [None, (3, 5, 7, 9, 20, 21)])
-@pytest.mark.parametrize("size_max", [1, 4, 5, 6, 9, 10, 21, 22])
-def test_pieces_of_a_run_are_its_entries_in_order(
-    ids: tuple[int, ...] | None, size_max: int
-) -> None:
-    sizes = (4, 1, 5, 9, 1, 1)
-    run = EntryRun(LedgerId(1), EntryId(3), ids, sizes, b"aaaabcccccdddddddddef")
-    found = list(pieces(run, size_max))
-    assert all(run_error(each) is None for each in found)
-    assert all(len(each.frames) <= size_max or each.count == 1 for each in found)
-    assert all(len(a.frames) + b.sizes[0] > size_max for a, b in pairwise(found)), (
-        "no more pieces than it takes"
-    )
-    entries = [(n, bytes(frame)) for each in found for n, frame in each.split()]
-    assert entries == [(n, bytes(frame)) for n, frame in run.split()]
-
-
-def test_copy_goes_in_pieces_each_of_which_is_synced(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(world: World) -> None:
-        monkeypatch.setattr("spark_ledger.repair.copying.COPY_PIECE_BYTES", 200)
-        made, target = await Copying(world).prepare(), Target([OK] * 100)
-        await made.to(target)
-        assert made.counts["entries"] == 20 == sum(run.count for run in target.sent)
-        assert len(target.sent) > 5 and all(len(run.frames) <= 200 for run in target.sent)
-
-    run_virtually(test, bookies=4)
