@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -84,9 +85,12 @@ class LedgerRepair:
         return self._ledger
 
     async def _refill_others(self, fragment: FinalFragment, lost: frozenset[BookieId]) -> None:
-        for index, bookie_id in enumerate(fragment.bookies):
-            if bookie_id not in lost:
-                await self._refill(fragment, index, lost)
+        members = enumerate(fragment.bookies)
+        indexes = [index for index, bookie_id in members if bookie_id not in lost]
+        asked = [self._refill(fragment, index, lost) for index in indexes]
+        for found in await asyncio.gather(*asked, return_exceptions=True):
+            if found is not None:
+                raise found
 
     async def _replace_lost(self, fragment: FinalFragment, lost: frozenset[BookieId]) -> None:
         replacements: dict[int, BookieId] = {}

@@ -44,7 +44,7 @@ from spark_ledger.limits.repair import (
 )
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import BookieRegistry
-from spark_ledger.metadata.json_nodes import read_node, write_node
+from spark_ledger.metadata.json_nodes import decode_node, read_node, write_node
 from spark_ledger.metadata.ledgers import LedgerStore
 from spark_ledger.metadata.owners import is_alive
 from spark_ledger.metadata.unsettled import id_path, pages
@@ -267,17 +267,41 @@ class Worker:
 
     async def _try(self, ledger_id: LedgerId, mark_path: str) -> None:
         """Repair one ledger under its lock; what goes wrong is written down (rule R6)."""
+        connections = self._store.connections
         async with repair_lock(self._store, ledger_id) as key:
             if key is None:
                 return  # another worker is at it
             marked = None
             try:
-                marked = await read_node(self._store, Mark, mark_path)
+                marked = await self._read_mark(mark_path, connections)
                 if marked is not None:  # else it was done meanwhile
-                    await self._repair(ledger_id, mark_path, marked, key)
+                    await self._repair(ledger_id, mark_path, marked, key, connections)
             except LedgerError as error:
                 if marked is None or not await self._is_marked_anew(mark_path, marked.version):
                     await self._failed(ledger_id, error)
+
+    async def _read_mark(self, mark_path: str, connections: int) -> Versioned[Mark] | None:
+        """The mark, no older than the lock, which was taken after ``connections`` were counted:
+        over one connection no answer is older than those before it (rule R7)."""
+        try:
+            node = await self._store.get(mark_path)
+            if self._store.connections != connections:
+                node = await self._store.get_latest(mark_path)
+        except NotFoundError:
+            return None
+        return Versioned(decode_node(Mark, mark_path, node.value), node.version)
+
+    async def _metadata(self, ledger_id: LedgerId, connections: int) -> Versioned[LedgerMetadata]:
+        """Metadata that are no older than the mark, by the same argument."""
+        try:
+            found = await self._ledgers.read(ledger_id)
+        except NoSuchLedgerError:
+            if self._store.connections == connections:
+                raise
+        else:
+            if self._store.connections == connections:
+                return found
+        return await self._ledgers.read_latest(ledger_id)
 
     async def _is_marked_anew(self, mark_path: str, version: int) -> bool:
         """Whether what failed is out of date: something else is lost since, or found missing."""
@@ -287,10 +311,15 @@ class Worker:
         return False
 
     async def _repair(
-        self, ledger_id: LedgerId, mark_path: str, marked: Versioned[Mark], key: bytes
+        self,
+        ledger_id: LedgerId,
+        mark_path: str,
+        marked: Versioned[Mark],
+        key: bytes,
+        connections: int,
     ) -> None:
         try:
-            ledger = await self._ledgers.read_latest(ledger_id)
+            ledger = await self._metadata(ledger_id, connections)
         except NoSuchLedgerError:
             await self._unmark(ledger_id, mark_path, marked.version)
             return
@@ -365,8 +394,10 @@ class Worker:
     async def _unmark(self, ledger_id: LedgerId, path: str, version: int) -> None:
         self._paused.pop(ledger_id, None)
         self._waiting_since.pop(ledger_id, None)
-        with contextlib.suppress(NotFoundError):
-            await self._store.delete(id_path(FAILED_PATH, ledger_id))
+        failed = id_path(FAILED_PATH, ledger_id)
+        with contextlib.suppress(NotFoundError):  # a read costs no server a sync
+            await self._store.get(failed)
+            await self._store.delete(failed)
         with contextlib.suppress(ConflictError, NotFoundError):
             await self._store.delete(path, version)
         self._tried.discard(path)  # one that is marked anew is taken in its turn
