@@ -15,15 +15,18 @@ from pyspark.sql.types import StructType
 from connector.garbage import set_aside
 from connector.options import read_options, write_options
 from connector.sentences import one_sentence
+from spark_ledger.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from connector.read.readers import LedgerBatchReader, LedgerStreamReader
+    from connector.read.readers import (
+        LedgerBatchReader,
+        LedgerStreamReader,
+        RefusedStreamReader,
+    )
     from connector.write.routed import RoutedBatchWriter, RoutedStreamWriter
     from connector.write.writers import LedgerBatchWriter, LedgerStreamWriter
 
 
-# Not streamReader: Spark's source runner fails a second time if it gets no reader, and without the
-# traceback only that second error would be left.
 @one_sentence("schema", "reader", "writer", "streamWriter")
 class LedgerDataSource(DataSource):
     """Reads and writes streams, and reads raw ledgers. See ``connector.options`` for the options.
@@ -52,11 +55,14 @@ class LedgerDataSource(DataSource):
 
         return LedgerBatchReader(read_options(self.options, streaming=False), schema)
 
-    def streamReader(self, schema: StructType) -> LedgerStreamReader:
-        """A streaming read."""
-        from connector.read.readers import LedgerStreamReader
+    def streamReader(self, schema: StructType) -> LedgerStreamReader | RefusedStreamReader:
+        """A streaming read. Raises nothing about options: see ``RefusedStreamReader``."""
+        from connector.read.readers import LedgerStreamReader, RefusedStreamReader
 
-        return LedgerStreamReader(read_options(self.options, streaming=True), schema)
+        try:
+            return LedgerStreamReader(read_options(self.options, streaming=True), schema)
+        except ConfigurationError as error:
+            return RefusedStreamReader(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> LedgerBatchWriter | RoutedBatchWriter:
         """A batch write."""

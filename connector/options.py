@@ -186,15 +186,15 @@ def read_options(raw: Mapping[str, str], *, streaming: bool | None) -> ReadOptio
         _check_ledger_read(values)
     elif several is None:
         stream = _stream_name(values, or_ledger=True)
-    return ReadOptions(
+    read = ReadOptions(
         connection=_connection(values),
         stream=stream,
         ledger_id=ledger_id,
         start=_position(values, "startingPosition", "earliest", ledger_id, several),
         end=_position(values, "endingPosition", "latest", ledger_id, several),
-        start_timestamp_ms=_time_ms(values, "startingTimestamp", several),
+        start_timestamp_ms=_time_ms(values, "startingTimestamp"),
         start_transaction=values.get("startingTransaction", TransactionJson),
-        end_timestamp_ms=_time_ms(values, "endingTimestamp", several),
+        end_timestamp_ms=_time_ms(values, "endingTimestamp"),
         trigger=_trigger_limits(values),
         plan=PlanLimits(values.get_or("minPartitions", 1), values.get("maxBytesPerPartition", int)),
         fail_on_data_loss=values.get_or("failOnDataLoss", True),
@@ -205,6 +205,10 @@ def read_options(raw: Mapping[str, str], *, streaming: bool | None) -> ReadOptio
         several=several,
         where=_where(values),
     )
+    if stream is None:
+        return read
+    by_name = _by_name(values, names=(stream,))  # as Kafka's options name the only topic
+    return replace(replace(read, several=by_name).of_stream(stream), several=None)
 
 
 def _where(values: ParsedOptions) -> Where:
@@ -235,8 +239,13 @@ def _several(values: ParsedOptions) -> Several | None:
             values.refuse_both(name, other)
     if not values.has("streams") and not values.has("streamPattern"):
         return None
+    return _by_name(values, names=values.get("streams", tuple) or ())
+
+
+def _by_name(values: ParsedOptions, *, names: tuple[str, ...]) -> Several:
+    """Streams, with where each begins and ends as far as options say so by name."""
     several = Several(
-        names=values.get("streams", tuple) or (),
+        names=names,
         pattern=values.get_or("streamPattern", ""),
         starts=_by_stream(values, "startingPosition", PositionsByStream),
         ends=_by_stream(values, "endingPosition", PositionsByStream),
@@ -252,18 +261,9 @@ def _by_stream(values: ParsedOptions, name: str, kind: type[M]) -> M:
     return value if isinstance(value, kind) else kind()
 
 
-def _time_ms(values: ParsedOptions, name: str, several: Several | None) -> int | None:
+def _time_ms(values: ParsedOptions, name: str) -> int | None:
     value = values.get(name, object)
-    if isinstance(value, TimesByStream):
-        _refuse_by_stream(name, several)
     return value if isinstance(value, int) else None
-
-
-def _refuse_by_stream(name: str, several: Several | None) -> None:
-    if several is None:
-        raise ConfigurationError(
-            f"option {name}: values by stream go with the options streams and streamPattern"
-        )
 
 
 def write_options(raw: Mapping[str, str], *, streaming: bool) -> WriteOptions:
@@ -347,8 +347,8 @@ def _stream_name(values: ParsedOptions, *, or_ledger: bool) -> str:
         )
     name = stream if stream is not None else path
     if name is None:
-        also = f", or a raw ledger with the option ledgerId. {TABLE_HINT}" if or_ledger else ""
-        raise ConfigurationError(f"option stream is missing: name the stream{also}")
+        also = ", or a raw ledger with the option ledgerId" if or_ledger else ""
+        raise ConfigurationError(f"option stream is missing: name the stream{also}. {TABLE_HINT}")
     return name
 
 
@@ -391,7 +391,10 @@ def _position(
 ) -> Position:
     by_stream = values.get(name, object)
     if isinstance(by_stream, PositionsByStream):
-        _refuse_by_stream(name, several)
+        if ledger_id is not None:
+            raise ConfigurationError(
+                f"option {name}: a raw ledger has no streams, of which this gives positions"
+            )
         for each in by_stream.values():
             _check_position(name, each, ledger_id)
         return default

@@ -139,6 +139,11 @@ def _arrow_type(field: spark.StructField) -> pa.DataType:
         ) from error
 
 
+def spark_type_name(type_: pa.DataType) -> str:
+    """What Spark's users call a type."""
+    return from_arrow_type(type_).simpleString()
+
+
 def spark_schema_of(schema: pa.Schema, *, include_metadata: bool) -> spark.StructType:
     """The Spark schema of a stored Arrow schema, with the column ``_ledger`` if asked for."""
     fields = [_spark_field(field) for field in schema]

@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -30,7 +30,12 @@ from connector.read.source import Source, check_schema, open_source
 from connector.read.watched import read_watched
 from connector.retry import retry_transient
 from connector.sentences import one_sentence
-from spark_ledger.errors import DataLossError, NoSuchStreamError, RetryableError
+from spark_ledger.errors import (
+    ConfigurationError,
+    DataLossError,
+    NoSuchStreamError,
+    RetryableError,
+)
 from spark_ledger.limits.connector import RETRY_AT_START_S
 
 T = TypeVar("T")
@@ -188,6 +193,32 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._opened is not None:
             self._opened = None
             sessions.discard(self._options.connection)
+
+
+@one_sentence(
+    "initialOffset",
+    "prepareForTriggerAvailableNow",
+    "latestOffset",
+    "getDefaultReadLimit",
+    "reportLatestOffset",
+    "partitions",
+    "read",
+)
+class RefusedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """The reader of a query whose options are wrong: says so when it is first asked.
+
+    Spark's runner that gets no reader at all fails a second time when it wants to stop that, so
+    the user would see both tracebacks, and the sentence between them.
+    """
+
+    def __init__(self, error: ConfigurationError) -> None:
+        self._error = error
+
+    def _refuse(self, *given: object, **named: object) -> NoReturn:
+        raise self._error
+
+    initialOffset = prepareForTriggerAvailableNow = latestOffset = _refuse
+    getDefaultReadLimit = reportLatestOffset = partitions = read = _refuse
 
 
 def _exit_on_sigterm() -> None:

@@ -29,6 +29,7 @@ from connector.read.offsets import (
 from connector.read.partitions import StreamPartition, StreamSpan
 from connector.read.planner import Backlog, has_rows, trigger_end
 from connector.retry import RetryBudget
+from connector.schema import spark_type_name
 from spark_ledger.client.caches import watch_cache
 from spark_ledger.errors import ConfigurationError, DataLossError
 from spark_ledger.limits.connector import (
@@ -71,7 +72,7 @@ class StreamSource:
         self._sleep = sleep
         self._rows: RowFilter | None = None
         if not options.where.is_all:  # refuses what the stream cannot be asked for
-            self._rows = RowFilter(options.where, stream.config)
+            self._rows = RowFilter(options.where, stream.config, spark_type_name)
         self._commits = CommitCache(stream)
         self._initial: Dlsn | None = None
         self._target: Dlsn | None = None
@@ -120,7 +121,7 @@ class StreamSource:
     def _resolve_start(self, head: Head) -> Dlsn:
         options = self._options
         if options.start_timestamp_ms is not None:
-            return self._position_at(head, options.start_timestamp_ms, "startingTimestamp")
+            return self._starting_at(head, options.start_timestamp_ms)
         if options.start_transaction is not None:
             return self._position_of(options.start_transaction)
         if isinstance(options.start, PositionJson):
@@ -139,7 +140,9 @@ class StreamSource:
         options = self._options
         end = head.end
         if options.end_timestamp_ms is not None:
-            end = self._position_at(head, options.end_timestamp_ms, "endingTimestamp")
+            # One in the future is the end, as for Kafka's source: today's rows, at noon.
+            if not _is_future(options.end_timestamp_ms, head):
+                end = self._stream.position_at_timestamp(options.end_timestamp_ms)
         elif isinstance(options.end, PositionJson):
             given = self._option_position(options.end, "endingPosition", head)
             end = self._canonical(given, head)
@@ -157,11 +160,11 @@ class StreamSource:
             )
         return self._offset(end)
 
-    def _position_at(self, head: Head, timestamp_ms: int, option: str) -> Dlsn:
+    def _starting_at(self, head: Head, timestamp_ms: int) -> Dlsn:
         """The first row of the first commit made at or after a time; the end if none is yet."""
-        if timestamp_ms > max(time.time() * 1000, head.time_ms):
+        if _is_future(timestamp_ms, head):
             raise ConfigurationError(
-                f"option {option} = {_time_text(timestamp_ms)} lies in the future of "
+                f"option startingTimestamp = {_time_text(timestamp_ms)} lies in the future of "
                 f"{self._options.subject}: which commit it means is not known yet. A time without "
                 "a zone is UTC, or in the option timeZone"
             )
@@ -477,6 +480,11 @@ class CommitCache:
         """Drop commits that end at or before a segment."""
         keep = bisect_left(self._commits, segment + 1, key=lambda commit: commit.end_segment)
         self._drop(keep)
+
+
+def _is_future(timestamp_ms: int, head: Head) -> bool:
+    """Whether a commit may still be made before a time: by the clocks here and of the writers."""
+    return timestamp_ms > max(time.time() * 1000, head.time_ms)
 
 
 def _time_text(timestamp_ms: int) -> str:

@@ -13,8 +13,9 @@ from pyspark.sql.types import StructType
 from connector import sessions
 from connector.options import WriteOptions
 from connector.retry import RetryBudget, retry_transient
-from connector.schema import arrow_schema_of, spark_schema_of, why_refused
+from connector.schema import arrow_schema_of, spark_schema_of, spark_type_name, why_refused
 from spark_ledger.errors import (
+    ConfigurationError,
     ConflictError,
     NoSuchStreamError,
     NotEnoughBookiesError,
@@ -25,6 +26,7 @@ from spark_ledger.limits.connector import (
     RETRY_IN_TASK_S,
     STREAM_CREATE_ATTEMPTS,
 )
+from spark_ledger.stream.declared import declared_columns
 from spark_ledger.stream.model import ENTRY_BYTES_DEFAULT, Compression
 from spark_ledger.types import BookieState
 
@@ -105,6 +107,10 @@ def _wait_for_bookies(options: WriteOptions) -> None:
 
 def _create(options: WriteOptions, schema: pa.Schema) -> None:
     quorums = options.quorums
+    try:  # before it is asked of the store, which knows no names of Spark's
+        declared_columns(schema, options.key_columns, options.time_column, spark_type_name)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"stream {options.stream!r}: {error}") from error
     sessions.connection(options.connection).create_stream(
         options.stream,
         schema=schema,

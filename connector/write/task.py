@@ -27,11 +27,13 @@ from connector.task_report import (
 )
 from spark_ledger.errors import (
     ConfigurationError,
+    EntryTooLargeError,
     FencedError,
     LedgerClosedError,
     NotEnoughBookiesError,
     OutcomeUnknownError,
     RetryableError,
+    SchemaMismatchError,
 )
 from spark_ledger.limits.connector import RETRY_IN_TASK_S, TASK_KEPT_BYTES_MAX
 from spark_ledger.spark.reports import Report
@@ -229,6 +231,10 @@ def written_with_retries(
             if not rows.is_repeatable:
                 raise
             budget.pause_or_raise(error)
+        except (EntryTooLargeError, SchemaMismatchError) as error:
+            if str(error).startswith("stream "):
+                raise
+            raise type(error)(f"{subject}: {error}") from error
 
 
 def _write_once(

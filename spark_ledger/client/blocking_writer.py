@@ -122,15 +122,17 @@ class BlockingWriter:
             portal.check_usable()
         if self._inbox_bytes >= writer.bytes_in_flight_max or not writer.has_room:
             portal.call(self._room())
+        count = len(payloads)
         with self._lock:
-            first = not self._inbox
+            # The loop is woken first, as Ctrl-C may come with any call: what is left here and wakes
+            # nobody would stay, and so would all behind it. From then on nothing is called.
+            if not self._inbox:
+                portal.loop.call_soon_threadsafe(self._deliver)
             self._inbox += payloads
             self._inbox_completions += completions
             self._inbox_bytes += size_bytes
-            self._last_add_pushed += len(payloads)
+            self._last_add_pushed += count
             self._length += size_bytes
-        if first:
-            portal.loop.call_soon_threadsafe(self._deliver)
 
     def flush(self) -> None:
         """Wait until everything appended so far is confirmed. Raises what made that fail."""

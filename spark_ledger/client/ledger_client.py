@@ -7,6 +7,7 @@ import random
 import secrets
 import time
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from typing import Self
 
 from spark_ledger.client.context import ClientContext
@@ -281,15 +282,19 @@ class LedgerClient:
         What they have in flight fails with AddOutcomeUnknownError, what comes later with
         LedgerClosedError.
         """
-        await self._left_open.close()
-        for writer in list(self._context.writers):
-            await writer.abandon()
-        await self._context.suspects.close()
-        await self._context.transport.close()
-        await self._context.directory.close()
-        await self._context.owner.close()
-        await self._context.deletions.close()
-        await self._context.store.close()
+        context = self._context
+        # From the last one up. Whatever fails on the way, and whoever does not wait for it: the
+        # session ends, or this process would count as the living owner of what it has left open.
+        async with AsyncExitStack() as ending:
+            ending.push_async_callback(context.store.close)
+            ending.push_async_callback(context.deletions.close)
+            ending.push_async_callback(context.owner.close)
+            ending.push_async_callback(context.directory.close)
+            ending.push_async_callback(context.transport.close)
+            ending.push_async_callback(context.suspects.close)
+            for writer in list(context.writers):
+                ending.push_async_callback(writer.abandon)
+            ending.push_async_callback(self._left_open.close)
 
     async def __aenter__(self) -> Self:
         return self

@@ -20,6 +20,7 @@ from spark_ledger.errors import (
     ConfigurationError,
     ConflictError,
     CorruptionError,
+    LedgerClosedError,
     LedgerError,
     NotFoundError,
     OutcomeUnknownError,
@@ -293,9 +294,12 @@ class BookieRegistry:
                 await self._pause(error)
             except (RetryableError, OutcomeUnknownError, ConflictError) as error:
                 await self._pause(error)
-            except LedgerError:
-                logger.exception("cannot register again; the bookie serves unannounced")
-                return
+            except LedgerClosedError:
+                return  # with the store, which nobody opens again
+            except LedgerError as error:
+                # Its operator has to mend that, as where a ZooKeeper answers that lost its data.
+                # Then it must not need each bookie of the cluster to be started anew.
+                await self._pause(error, REGISTRATION_POLL_S)
 
     async def _register_again(self) -> None:
         info = self._info
@@ -318,9 +322,9 @@ class BookieRegistry:
         waited_s = asyncio.get_running_loop().time() - self._lost_at
         return not self.registered and waited_s < self._vacant_in_s
 
-    async def _pause(self, error: LedgerError) -> None:
+    async def _pause(self, error: LedgerError, pause_s: float = REGISTER_RETRY_DELAY_S) -> None:
         logger.warning("cannot register again yet: %s", error)
-        await asyncio.sleep(REGISTER_RETRY_DELAY_S)
+        await asyncio.sleep(pause_s)
         self._look_again.set()
 
     # -- what is registered ------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -19,9 +19,14 @@ MICROS_PER_DAY: Final = 24 * 3600 * 1_000_000
 
 
 def declared_columns(
-    schema: pa.Schema, key_columns: Sequence[str], time_column: str | None
+    schema: pa.Schema,
+    key_columns: Sequence[str],
+    time_column: str | None,
+    type_name: Callable[[pa.DataType], str] = str,
 ) -> tuple[tuple[str, ...], str | None]:
     """The columns with the names that the schema has; names match in any case.
+
+    ``type_name`` is what a user calls a type.
 
     Raises ConfigurationError if there is no such column, it is named twice, or its type cannot be
     a key or a time.
@@ -33,15 +38,16 @@ def declared_columns(
         type_ = schema.field(name).type
         if not (_is_whole(type_) or pat.is_string(type_) or pat.is_binary(type_)):
             raise ConfigurationError(
-                f"key column {name!r} is {type_}: a key is text, binary, boolean, a whole number, "
-                "a date or a timestamp"
+                f"key column {name!r} is {type_name(type_)}: a key is text, binary, boolean, a "
+                "whole number, a date or a timestamp"
             )
     if time_column is None:
         return keys, None
     field = _found(schema, time_column, "time column")
     if not (pat.is_timestamp(field.type) or pat.is_date32(field.type)):
         raise ConfigurationError(
-            f"time column {field.name!r} is {field.type}: it must be a timestamp or a date"
+            f"time column {field.name!r} is {type_name(field.type)}: it must be a timestamp or a "
+            "date"
         )
     return keys, field.name
 

@@ -4,6 +4,7 @@ the others are looked at one by one (rules T29 and T30). Pure.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,7 +12,7 @@ import pyarrow as pa
 
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.stream.declared import plain, times_us
-from spark_ledger.stream.format.arrow_types import ArrowArray, ArrowField
+from spark_ledger.stream.format.arrow_types import ArrowArray
 from spark_ledger.stream.model import Segment, StreamConfig
 from spark_ledger.stream.statistics import key_hash
 from spark_ledger.stream.where import KeyValue, Where
@@ -19,9 +20,15 @@ from spark_ledger.stream.where import KeyValue, Where
 
 class RowFilter:
     """A condition on the rows of one stream. Raises ConfigurationError if the stream does not
-    declare what the condition needs, or the key does not fit its columns."""
+    declare what the condition needs, or the key does not fit its columns; ``type_name`` is what a
+    user calls their types."""
 
-    def __init__(self, condition: Where, config: StreamConfig) -> None:
+    def __init__(
+        self,
+        condition: Where,
+        config: StreamConfig,
+        type_name: Callable[[pa.DataType], str] = str,
+    ) -> None:
         self._where = condition
         self._time = config.time_column
         self._key: list[tuple[str, ArrowArray]] = []
@@ -31,7 +38,7 @@ class RowFilter:
                 "filter on a column after the read, or make a stream with one (timeColumn)"
             )
         if condition.key is not None:
-            self._key = _key_values(condition.key, config)
+            self._key = _key_values(condition.key, config, type_name)
         parts = [plain(value)[0].as_py() for _, value in self._key]
         self._hash = key_hash(parts) if parts else None
         self._number = parts[0] if len(parts) == 1 and isinstance(parts[0], int) else None
@@ -76,7 +83,9 @@ class RowFilter:
 
 
 def _key_values(
-    key: KeyValue | tuple[tuple[str, KeyValue], ...], config: StreamConfig
+    key: KeyValue | tuple[tuple[str, KeyValue], ...],
+    config: StreamConfig,
+    type_name: Callable[[pa.DataType], str],
 ) -> list[tuple[str, ArrowArray]]:
     """The value of each key column, as an array of one in the column's type."""
     columns = config.key_columns
@@ -93,28 +102,33 @@ def _key_values(
             f"stream {config.name!r}: a key names each of its key columns once, and nothing else: "
             f"{', '.join(columns)}"
         )
-    schema = config.schemas[0]
-    return [(name, _one(given[name.lower()], schema.field(name))) for name in columns]
+    schema, found = config.schemas[0], []
+    for name in columns:
+        type_, value = schema.field(name).type, given[name.lower()]
+        made = _one(value, type_)
+        if made is None:
+            raise ConfigurationError(
+                f"stream {config.name!r}: key column {name!r} is {type_name(type_)}, which "
+                f"{value!r} is not; a key is not null"
+            )
+        found.append((name, made))
+    return found
 
 
-def _one(value: KeyValue, field: ArrowField) -> ArrowArray:
-    type_ = field.type
-    reason = "a key is not null"
-    if value is not None:
-        try:
-            if isinstance(value, str) and pa.types.is_binary(type_):
-                value = value.encode()
-            if isinstance(value, str) and pa.types.is_timestamp(type_):
-                value = datetime.fromisoformat(value)
-            if isinstance(value, datetime) and value.tzinfo is None:
-                value = value.replace(tzinfo=UTC)
-            made: ArrowArray
-            if isinstance(value, str) and not pa.types.is_string(type_):
-                made = pa.array([value]).cast(type_)
-            else:
-                made = pa.array([value], type_)
-        except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-            reason = str(error)
-        else:
-            return made
-    raise ConfigurationError(f"key column {field.name!r}: {value!r} is no {type_}: {reason}")
+def _one(value: KeyValue, type_: pa.DataType) -> ArrowArray | None:
+    """The value as an array of one; None if it is none of the type, or null."""
+    if value is None:
+        return None
+    try:
+        if isinstance(value, str) and pa.types.is_binary(type_):
+            value = value.encode()
+        if isinstance(value, str) and pa.types.is_timestamp(type_):
+            value = datetime.fromisoformat(value)
+        if isinstance(value, datetime) and value.tzinfo is None:
+            value = value.replace(tzinfo=UTC)
+        if isinstance(value, str) and not pa.types.is_string(type_):
+            cast: ArrowArray = pa.array([value]).cast(type_)
+            return cast
+        return pa.array([value], type_)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError):
+        return None

@@ -183,7 +183,10 @@ class ClientWatch:
         """Whether all connections should be looked at."""
         if asyncio.get_running_loop().time() - self._looked_at_all < BOOKIE_CONNECTIONS_LOOK_S:
             return False
-        is_crowded = self._files() > connections_max - _kept_free(connections_max)
+        try:
+            is_crowded = self._files() > connections_max - _kept_free(connections_max)
+        except OSError:  # without a free descriptor Linux before 6.2 cannot be asked
+            is_crowded = True
         return is_crowded or len(self._connections) > self._remembered_max
 
     def _look_for_parts(self, now: float) -> list[Appending]:

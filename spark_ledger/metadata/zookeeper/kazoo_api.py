@@ -33,6 +33,9 @@ class Result(Protocol[T_co]):
     def rawlink(self, callback: Callable[[Result[T_co]], None]) -> None:
         """Call back when it is filled: from a kazoo thread, or at once if it is filled already."""
 
+    def get(self, *, timeout: float) -> T_co:
+        """Wait for the answer. Raises its exception, or ``Handler.timeout_exception``."""
+
 
 class Event(Protocol):
     """What a watch reports. A type of NONE reports the state of the connection, not a node."""
@@ -72,8 +75,6 @@ class Client(Protocol):
     @property
     def handler(self) -> Handler: ...
     def start(self, timeout: float) -> None: ...
-    def sync(self, path: str) -> object: ...
-    def exists(self, path: str) -> object: ...
     @property
     def client_id(self) -> tuple[int, bytes] | None:
         """Session id and password; None without a connection."""

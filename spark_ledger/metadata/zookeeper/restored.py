@@ -24,8 +24,10 @@ def newest_change(client: Client, path: str) -> int | None:
     """
     try:
         client.start(timeout=ZOOKEEPER_PROBE_TIMEOUT_S)
-        client.sync(path)
-        client.exists(path)
+        # Not without a limit: what is asked while the connection is away waits until one is back,
+        # and with it the thread, for which the process waits when it ends.
+        for ask in (client.sync_async, client.exists_async):
+            ask(path).get(timeout=ZOOKEEPER_PROBE_TIMEOUT_S)
         return client.last_zxid
     except (kz.KazooException, OSError, client.handler.timeout_exception):
         return None

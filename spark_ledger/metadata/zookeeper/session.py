@@ -81,6 +81,8 @@ class Session:
         self._session_lost = False
         """The last session was lost, and nobody has been told yet."""
         self._closed = False
+        self._ending: asyncio.Task[None] | None = None
+        """Ends the client of the last connection."""
         self._on_lost: list[Subscription] = []
         # Futures of different types, which the type of a set cannot say.
         self._pending: set[asyncio.Future[Any]] = set()
@@ -101,9 +103,16 @@ class Session:
         self.client.start_async()
 
     async def close(self) -> None:
-        """End the session and fail what waits for it. Idempotent."""
-        if self._closed:
-            return
+        """End the session and fail what waits for it. Idempotent.
+
+        A caller that leaves before it is done does not keep the session alive.
+        """
+        if self._ending is None:
+            self._give_up()
+            self._ending = self._loop.create_task(self._end_client())
+        await asyncio.shield(self._ending)
+
+    def _give_up(self) -> None:
         self._closed = True
         for subscription in list(self._on_lost):
             subscription.cancel()
@@ -113,9 +122,11 @@ class Session:
                 answer.set_exception(kz.ConnectionClosedError("closed by this client"))
         if self._outage is not None:
             self._outage.cancel()
+
+    async def _end_client(self) -> None:
         if self._restarts:
             await asyncio.wait(self._restarts)
-        await asyncio.shield(asyncio.to_thread(_end, self.client))
+        await asyncio.to_thread(_end, self.client)
 
     def on_lost(self, callback: Callable[[], None]) -> Subscription:
         """Call back when a session was lost and a new one stands."""

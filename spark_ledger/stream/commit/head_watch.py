@@ -61,7 +61,7 @@ class HeadWatch:
 
     def _start(self) -> None:
         if self._watch is None:
-            self._head = None
+            self.invalidate()  # also for who has read before, and has no answer yet
             self._watch = self._nodes.store.watch(self._nodes.head_path, self.invalidate)
 
     def invalidate(self) -> None:

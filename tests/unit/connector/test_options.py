@@ -51,6 +51,28 @@ def test_defaults_of_a_read() -> None:
     assert options.fail_on_data_loss and not options.include_metadata
 
 
+def test_values_by_stream_may_name_the_only_one_as_kafka_names_its_topic() -> None:
+    found = read(startingPosition='{"flights": {"offset": 3}}')
+    assert found.start == PositionJson(offset=3) and found.several is None
+    found = read(False, endingPosition='{"flights": {"segment": 2}}')
+    assert found.end == PositionJson(segment=2) and found.start == "earliest"
+    found = read(startingTimestamp='{"flights": 1700000000000}')
+    assert found.start_timestamp_ms == 1_700_000_000_000
+    with pytest.raises(ConfigurationError, match="'a' is none of the streams 'flights'"):
+        read(startingTimestamp='{"a": 1}')
+    with pytest.raises(ConfigurationError, match="a raw ledger has no streams"):
+        read_options(
+            {"metadata": URI, "ledgerId": "3", "startingPosition": '{"a": "latest"}'},
+            streaming=True,
+        )
+
+
+def test_missing_stream_says_that_tables_lose_their_options() -> None:
+    """As of CREATE TABLE ... OPTIONS (stream '...') AS SELECT, where it was given."""
+    with pytest.raises(ConfigurationError, match=r"stream is missing.*CREATE TEMPORARY VIEW"):
+        write_options({"metadata": URI}, streaming=False)
+
+
 def test_defaults_of_a_write() -> None:
     options = write()
     assert options.create_stream and not options.merge_schema

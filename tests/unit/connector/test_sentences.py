@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import StructType
 from pyspark.util import handle_worker_exception
 
 from connector import sentences
@@ -70,5 +72,30 @@ def test_error_outside_of_sparks_processes_keeps_its_traceback(
 
 @pytest.mark.usefixtures("worker")
 def test_wrong_option_is_shown_without_traceback() -> None:
-    text = shown(lambda _: LedgerDataSource({}).reader(None), ConfigurationError(""))  # type: ignore[arg-type]
+    text = shown(lambda _: LedgerDataSource({}).reader(StructType()), ConfigurationError(""))
     assert text.startswith("spark_ledger.errors.ConfigurationError: option stream is missing")
+
+
+@pytest.mark.usefixtures("worker")
+@pytest.mark.parametrize(
+    ("call", "given"),
+    [
+        ("initialOffset", ()),
+        ("prepareForTriggerAvailableNow", ()),
+        ("getDefaultReadLimit", ()),
+        ("latestOffset", ({}, ReadAllAvailable())),
+        ("reportLatestOffset", ()),
+        ("partitions", ({}, {})),
+    ],
+)
+def test_wrong_option_of_a_streaming_read_is_shown_by_whatever_spark_asks_first(
+    call: str, given: tuple[object, ...]
+) -> None:
+    """Spark's runner cannot show an error of ``streamReader`` itself without its own behind it."""
+    wrong = {"metadata": "zk://h/l", "stream": "s", "endingPosition": "latest"}
+    reader = LedgerDataSource(wrong).streamReader(StructType())
+    try:
+        text = shown(lambda _: getattr(reader, call)(*given), ConfigurationError(""))
+    finally:
+        reader.stop()
+    assert text.startswith("spark_ledger.errors.ConfigurationError: option endingPosition is for")

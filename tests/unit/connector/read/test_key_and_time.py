@@ -120,6 +120,16 @@ def test_condition_that_cannot_be_is_refused(options: dict[str, str], message: s
         read_options(given, streaming=False)
 
 
+def test_types_of_keys_and_times_are_called_as_spark_calls_them(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigurationError, match="stream 's': time column 'a' is bigint"):
+        batch_write(monkeypatch, [1], options={"timeColumn": "a"})
+    fill(cluster)
+    with pytest.raises(ConfigurationError, match="'s': key column 'a' is bigint, which 'x' is not"):
+        read(keyEquals="x")
+
+
 def test_declared_columns_count_at_creation_only() -> None:
     given = {"metadata": "zk://h/l", "stream": "s", "createStream": "false", "timeColumn": "at"}
     with pytest.raises(ConfigurationError, match="timeColumn counts only when"):

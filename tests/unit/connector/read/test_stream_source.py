@@ -396,6 +396,14 @@ def test_timestamp_in_the_future_is_shown_as_a_time_and_its_zone_is_explained(
         source(stream, startingTimestamp="2999-01-01").initial_offset()
 
 
+def test_ending_timestamp_in_the_future_is_the_end_as_for_kafka(stream: FakeStream) -> None:
+    now_ms = int(time.time() * 1000)
+    for ending in (str(now_ms + 3_600_000), "2999-01-01"):
+        assert source(stream, endingTimestamp=ending).final_offset() == offset(3)
+    stream.grow((1,), time_ms=now_ms + 7_200_000)  # by a clock ahead
+    assert source(stream, endingTimestamp=str(now_ms + 7_200_000)).final_offset() == offset(3)
+
+
 def test_timestamp_of_a_commit_made_by_a_clock_ahead_is_known(stream: FakeStream) -> None:
     ahead_ms = int(time.time() * 1000) + 3_600_000
     stream.grow((1,), time_ms=ahead_ms)

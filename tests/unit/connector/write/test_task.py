@@ -24,6 +24,7 @@ from spark_ledger.errors import (
     BookieUnavailableError,
     ConfigurationError,
     EnsembleLostError,
+    EntryTooLargeError,
     LedgerClosedError,
     LedgerError,
     LedgerTakenOverError,
@@ -171,8 +172,11 @@ def test_write_segments_with_lasting_error_raises(
     writer.errors = [(1, SchemaMismatchError("never"))]
     with pytest.raises(SchemaMismatchError):
         write()
+    writer.errors = [(1, EntryTooLargeError("row 7 takes too many bytes"))]
+    with pytest.raises(EntryTooLargeError, match=r"^stream 's': row 7 takes"):
+        write()
     monkeypatch.setattr(task, "RETRY_IN_TASK_S", -1.0)
     writer.errors = [(1, NotEnoughBookiesError("for good"))]
     with pytest.raises(NotEnoughBookiesError, match="for good"):
         write()
-    assert writer.abandoned == 2 and not writer.rows
+    assert writer.abandoned == 3 and not writer.rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import pytest
@@ -108,6 +108,28 @@ def test_inbox_is_bounded_while_the_loop_is_busy(
     thread.join(10)
     assert not thread.is_alive() and len(appended) == 50
     assert writer.waited_for_room
+
+
+@pytest.mark.parametrize("is_sent_for", [False, True])
+def test_append_behind_one_that_was_interrupted_is_delivered(
+    writer: Writer, blocking: BlockingWriter, monkeypatch: pytest.MonkeyPatch, is_sent_for: bool
+) -> None:
+    """Ctrl-C in a notebook, in the middle of an append: the next one must not wait for ever."""
+    loop = BlockingPortal.get().loop
+    send = loop.call_soon_threadsafe
+
+    def interrupted(callback: Callable[..., object], *args: object) -> object:
+        monkeypatch.undo()
+        if is_sent_for:
+            send(callback, *args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop, "call_soon_threadsafe", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        blocking.append_async(b"interrupted")
+    assert blocking.append_async(b"next").result(10) == len(writer.taken)
+    assert writer.taken[-1] == b"next"
+    assert blocking.last_add_pushed == len(writer.taken) - 1
 
 
 def test_callback_that_waits_for_its_own_thread_is_refused(

@@ -119,3 +119,32 @@ def test_closed_client_leaves_nothing_behind() -> None:
         await client.close()
 
     run_virtually(test)
+
+
+@pytest.mark.parametrize("ends_by", ["cancellation", "error"])
+def test_close_that_does_not_succeed_ends_the_session_all_the_same(
+    ends_by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the keeper takes what was left open for the ledgers of a living process."""
+
+    async def test(world: World) -> None:
+        kept = len(world.tree.children("owners"))
+        client = await world.client()
+        writer = await client.create_ledger()
+        await writer.append(b"x")
+        assert len(world.tree.children("owners")) == kept + 1
+
+        async def fails() -> None:
+            raise OSError("out of memory")
+
+        ends = silent if ends_by == "cancellation" else fails
+        monkeypatch.setattr(client.context.transport, "close", ends)
+        closing = asyncio.ensure_future(client.close())
+        await asyncio.sleep(0.1)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError if ends_by == "cancellation" else OSError):
+            await closing
+        assert len(world.tree.children("owners")) == kept
+        monkeypatch.undo()
+
+    run_virtually(test)

@@ -7,11 +7,24 @@ from dataclasses import replace
 
 import pytest
 
-from spark_ledger.errors import ConflictError, MetadataUnavailableError
+from spark_ledger.errors import (
+    ConfigurationError,
+    ConflictError,
+    CorruptionError,
+    LedgerError,
+    MetadataUnavailableError,
+    UnauthorizedError,
+)
+from spark_ledger.metadata import bookies
 from spark_ledger.metadata.bookies import BookieRegistry
+from spark_ledger.metadata.cluster import CLUSTER_PATH
 from spark_ledger.metadata.memory import Fault, MemoryTree, Outcome
+from spark_ledger.metadata.zookeeper.store import ZooKeeperStore
 from spark_ledger.types import BookieId, BookieInfo, BookieState
+from tests.unit.spark_ledger.metadata.fake_zookeeper import FakeServer, Run, run
 from tests.unit.virtual_time import run_in_virtual_time
+
+__all__ = ["run"]
 
 B = BookieId("b")
 INFO = BookieInfo(B, "127.0.0.1:1")
@@ -101,6 +114,63 @@ def test_lost_session_is_replaced_however_often_that_fails(outcome: Outcome, tim
         await registry.deregister()
 
     run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize("kind", [ConfigurationError, UnauthorizedError, CorruptionError])
+def test_lost_session_is_replaced_once_an_operator_has_mended_what_keeps_it(
+    kind: type[LedgerError],
+) -> None:
+    """Else all bookies of the cluster have to be started anew: until then nobody can write."""
+
+    async def main() -> None:
+        broken = False
+
+        async def contact() -> None:
+            if broken:
+                raise kind("an operator has to look at this")
+
+        session = MemoryTree().open_session()
+        registry = BookieRegistry(session, at_contact=contact)
+        await registry.register(INFO)
+        broken = True
+        session.expire()
+        await asyncio.sleep(60.0)
+        assert not registry.registered and await registry.list() == []
+        broken = False
+        await asyncio.sleep(10.0)
+        assert registry.registered and await registry.list() == [INFO]
+        await registry.deregister()
+
+    run_in_virtual_time(main())
+
+
+def test_bookie_is_found_again_after_another_store_has_answered(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ZooKeeper that comes back without its data, and then with them."""
+    monkeypatch.setattr(bookies, "REGISTRATION_POLL_S", 0.01)
+
+    async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        (client,) = server.clients
+        await store.create(CLUSTER_PATH, b"this one")
+        await store.get(CLUSTER_PATH)
+        registry = BookieRegistry(store)
+        await registry.register(INFO)
+        server.delete(f"/root/{CLUSTER_PATH}")
+        client.expire()
+        client.connect()
+        await asyncio.sleep(0.1)
+        assert not registry.registered
+        server.create(f"/root/{CLUSTER_PATH}", b"this one")
+        client.expire()
+        client.connect()
+        async with asyncio.timeout(5):
+            while not registry.registered:
+                await asyncio.sleep(0.01)
+        assert await registry.list() == [INFO]
+        await registry.deregister()
+
+    run(scenario)
 
 
 def test_cookie_that_is_made_again_with_the_same_bytes_is_the_same() -> None:

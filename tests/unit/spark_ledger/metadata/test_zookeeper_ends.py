@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from threading import Thread
+from typing import cast
 
 import pytest
+from kazoo.handlers.threading import AsyncResult, SequentialThreadingHandler
 
 from spark_ledger.errors import ConfigurationError, MetadataUnavailableError
 from spark_ledger.metadata.cluster import CLUSTER_PATH
 from spark_ledger.metadata.connect import open_store
-from spark_ledger.metadata.zookeeper import session
+from spark_ledger.metadata.zookeeper import restored, session
+from spark_ledger.metadata.zookeeper.kazoo_api import Client
+from spark_ledger.metadata.zookeeper.restored import newest_change
 from spark_ledger.metadata.zookeeper.store import ZooKeeperStore
 from spark_ledger.types import Versioned
 from tests.unit.spark_ledger.metadata.fake_zookeeper import FakeServer, Run, run
@@ -55,6 +60,67 @@ def test_store_that_is_closed_without_a_connection_leaves_no_task(run: Run, how:
         assert all(client.is_stopped for client in server.clients)
 
     run(scenario)
+
+
+def test_close_that_is_left_while_kazoo_is_replaced_ends_the_session(run: Run) -> None:
+    """Else its ephemeral nodes stay for as long as the process lives."""
+
+    async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        server.clients[0].die()
+        await asyncio.sleep(0)
+        closing = asyncio.ensure_future(store.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        await store.close()
+        assert all(client.is_stopped for client in server.clients)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("answers", [0, 1])
+def test_probe_ends_though_the_connection_goes_between_two_questions(
+    monkeypatch: pytest.MonkeyPatch, answers: int
+) -> None:
+    """kazoo keeps what is asked meanwhile until there is a connection again, which may be never.
+    A process waits at its end for the thread that waits for it."""
+    monkeypatch.setattr(restored, "ZOOKEEPER_PROBE_TIMEOUT_S", 0.01)
+    handler = SequentialThreadingHandler()
+
+    class Probe:
+        last_zxid = 7
+
+        def __init__(self) -> None:
+            self.handler = handler
+            self.left = answers
+            self.ended: list[str] = []
+
+        def start(self, timeout: float) -> None: ...
+
+        def _ask(self, _path: str) -> AsyncResult:
+            result = AsyncResult(handler)
+            if self.left:
+                self.left -= 1
+                result.set(None)
+            return result
+
+        sync_async = exists_async = _ask
+
+        def stop(self) -> None:
+            self.ended.append("stop")
+
+        def close(self) -> None:
+            self.ended.append("close")
+
+    probe = Probe()
+    found: list[int | None] = []
+    client = cast(Client, probe)
+    asking = Thread(target=lambda: found.append(newest_change(client, "/")), daemon=True)
+    asking.start()
+    asking.join(10)
+    assert found == [None]
+    assert probe.ended == ["stop", "close"]
 
 
 def test_what_must_be_of_now_is_asked_behind_a_sync(run: Run) -> None:

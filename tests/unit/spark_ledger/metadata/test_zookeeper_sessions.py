@@ -134,6 +134,52 @@ def test_change_during_a_callback_calls_again(run: Run) -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("changes", [False, True])
+def test_watches_that_come_and_go_leave_nothing_behind(run: Run, changes: bool) -> None:
+    """As those of a program that looks into a ledger again and again for a year."""
+
+    async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        (client,) = server.clients
+        server.create("/root/n", b"")
+        calls: list[int] = []
+        for number in range(20):
+            watch = store.watch("n", lambda: calls.append(1))
+            if changes:
+                server.set("/root/n", b"%d" % number)
+                await settle()
+                assert len(calls) == number + 1
+            watch.cancel()
+            server.set("/root/n", b"unseen" if number % 3 else b"")
+        for watches in (client.data_watches, client.child_watches):
+            assert len(watches.get("/root/n", ())) <= 1
+        await settle()
+        store.watch("n", lambda: calls.append(1))
+        calls.clear()
+        server.create("/root/n/child", b"")
+        await settle()
+        assert calls == [1]
+        server.set("/root/n", b"seen")
+        await settle()
+        assert calls == [1, 1]
+
+    run(scenario)
+
+
+def test_watch_that_nobody_wants_is_forgotten_with_its_connection(run: Run) -> None:
+    async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        (client,) = server.clients
+        for number in range(20):
+            server.create(f"/root/n{number}", b"")
+            store.watch(f"n{number}", lambda: None).cancel()
+        client.break_connection()
+        client.connect()
+        await settle()
+        assert not client.data_watches and not client.child_watches
+        assert not store._watches._watches
+
+    run(scenario)
+
+
 # -- sessions --------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -252,3 +253,38 @@ def test_open_files_are_counted() -> None:
     before = open_file_count()
     with open("/dev/null") as _file:
         assert open_file_count() == before + 1
+
+
+def test_watch_goes_on_where_there_is_no_descriptor_to_count_descriptors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As before Linux 6.2. It would never make room for a client again."""
+    monkeypatch.setattr(client_watch, "BOOKIE_CONNECTION_IDLE_S", 0.001)
+    monkeypatch.setattr(client_watch, "BOOKIE_CONNECTIONS_LOOK_S", 0.0)
+
+    async def main() -> None:
+        world = World()
+        asked = 0
+
+        def files() -> int:
+            nonlocal asked
+            asked += 1
+            if asked <= 2:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return 0
+
+        world.watch = ClientWatch(
+            world.kernel,
+            world.ended,
+            world.connections,
+            world.limits,
+            lambda: world.streams,
+            files=files,
+        )
+        world.watch.start(1, 100)
+        async with asyncio.timeout(5):
+            while asked < 5:
+                await asyncio.sleep(0.001)
+        world.watch.stop()
+
+    asyncio.run(main())

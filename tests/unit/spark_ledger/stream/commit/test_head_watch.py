@@ -230,3 +230,39 @@ def test_waiter_that_leaves_takes_nobody_along() -> None:
         assert waiting[0].cancelled() and waiting[1].cancelled()
 
     run(scenario())
+
+
+def test_head_that_was_asked_for_before_the_watch_stood_is_not_kept() -> None:
+    """No event tells of a change that came before the watch: who waits then would wait for the next
+    one, or for ever."""
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await new(ledgers)
+        other, streams = another(ledgers)
+        watcher = await streams.open("s")
+        inner = other.store.get
+        on_the_way: list[asyncio.Event] = []
+
+        async def answered_late(path: str) -> Any:
+            answer = await inner(path)
+            if path.endswith("/head") and len(on_the_way) < 2:
+                on_the_way.append(asyncio.Event())
+                await on_the_way[-1].wait()
+            return answer
+
+        other.store.get = answered_late  # type: ignore[method-assign]
+        looking = asyncio.ensure_future(watcher.head())
+        await asyncio.sleep(0.01)
+        await stream.append(table(0))
+        first = asyncio.ensure_future(watcher.wait_for_commit(after_segment=0, timeout_s=30))
+        await asyncio.sleep(0.01)
+        on_the_way[0].set()
+        assert (await looking).next_segment == 0, "as it was when it was read"
+        second = asyncio.ensure_future(watcher.wait_for_commit(after_segment=0, timeout_s=30))
+        await asyncio.sleep(0.01)
+        on_the_way[1].set()
+        async with asyncio.timeout(5):
+            assert [head.next_segment for head in (await first, await second)] == [1, 1]
+
+    run(scenario())
