@@ -14,7 +14,10 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from spark_ledger.local import LocalCluster
+from tests import left_open
 from tests.effort import ONLY_IN_PROOF
+
+left_open.install()
 
 _roots = itertools.count()
 
@@ -35,7 +38,11 @@ _LONGEST_FIRST = ("spark", "chaos", "sim", "mutants", "fuzz", "crash", "exhausti
 """Folders in the order in which the processes of `make test` begin them, slowest first."""
 
 
-def _folder(item: pytest.Item) -> str:
+_REAL = ("chaos", "hostile", "integration", "spark")
+"""Folders whose tests share processes, and end them when all are done."""
+
+
+def _folder(item: pytest.Item | pytest.Module) -> str:
     return item.path.relative_to(Path(__file__).parent).parts[0]
 
 
@@ -72,11 +79,34 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 
 @pytest.fixture(scope="module", autouse=True)
-def small_heap() -> None:
+def small_heap(request: pytest.FixtureRequest) -> Iterator[None]:
     """What earlier files left is not looked through again: with it a full collection takes a
-    second, and some tests need one."""
-    gc.collect()
+    second, and some tests need one. What is collected may have something to say."""
     gc.freeze()
+    failed = request.session.testsfailed
+    yield
+    gc.collect()
+    tests = [item for item in request.session.items if item.path == request.node.path]
+    marks = [mark for item in tests for mark in item.iter_markers("leaves_open")]
+    left = left_open.unexcused(left_open.late(), marks)
+    if left and request.session.testsfailed == failed and _folder(request.node) not in _REAL:
+        pytest.fail("left open by a test of this file: " + "; ".join(left), pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_open(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What the product opened under a test that passed has ended; see ``tests/left_open.py``."""
+    if _folder(request.node) in _REAL:
+        yield
+        left_open.forget()
+        return
+    failed = request.session.testsfailed
+    before = left_open.begin()
+    yield
+    found = left_open.end(before)
+    left = left_open.unexcused(found, list(request.node.iter_markers("leaves_open")))
+    if left and request.session.testsfailed == failed:
+        pytest.fail("left open: " + "; ".join(left), pytrace=False)
 
 
 @pytest.fixture(scope="session")

@@ -79,10 +79,11 @@ class AppendShares:
     """Keeps what all connections together have in flight small enough for a new add to be quick.
 
     The journal takes adds in the order in which they were read. So a connection is read on only
-    while it has less than its share in flight: the bound, divided by the connections that have
-    something in flight. One that has nothing is read at once, so a client that waits for each of
-    its entries meets at most the shares of those who flood. Of several streams of a connection each
-    is let go in turn.
+    while its share has room for what it has in flight and its next message: the bound, divided by
+    the connections that have something in flight. One that has nothing is read at once, so a client
+    that waits for each of its entries meets at most the shares of those who flood. Of several
+    streams of a connection each is let go in turn. A connection that is alone keeps nobody waiting,
+    and is read for as long as it is below the bound.
 
     Everything here belongs to the service thread.
     """
@@ -94,11 +95,11 @@ class AppendShares:
         self._barred: Counter[str] = Counter()
         self._check_is_due = False
 
-    async def wait(self, connection: str, expected_bytes: int) -> None:
-        """Return once the connection may be read; the next message has ``expected_bytes``."""
-        if connection in self._waiting or not self._has_room(connection):
+    async def wait(self, connection: str, expected_cost: int) -> None:
+        """Return once the connection may be read; its next message costs ``expected_cost``."""
+        if connection in self._waiting or not self._has_room(connection, expected_cost):
             turn = asyncio.get_running_loop().create_future()
-            self._waiting.setdefault(connection, deque()).append((turn, expected_bytes))
+            self._waiting.setdefault(connection, deque()).append((turn, expected_cost))
             await turn
 
     def has_nothing(self, connection: str) -> bool:
@@ -133,26 +134,26 @@ class AppendShares:
             self._check_is_due = True
             asyncio.get_running_loop().call_soon(self._check)
 
-    def _has_room(self, connection: str) -> bool:
+    def _has_room(self, connection: str, expected_cost: int) -> bool:
         if connection in self._barred:
             return False
         own = self._in_flight.get(connection, 0)
-        return own < self._bytes_max // max(1, len(self._in_flight))
+        if not own or len(self._in_flight) == 1:
+            return own < self._bytes_max
+        return own + expected_cost <= self._bytes_max // len(self._in_flight)
 
     def _check(self) -> None:
         self._check_is_due = False
         loop = asyncio.get_running_loop()
         for connection, turns in list(self._waiting.items()):
-            while turns and self._has_room(connection):
-                turn, expected_bytes = turns.popleft()
+            while turns and self._has_room(connection, turns[0][1]):
+                turn, cost = turns.popleft()
                 if turn.done():
                     continue  # its stream has ended
                 turn.set_result(None)
-                if turns and expected_bytes:  # those behind it must see what it will read
-                    self.began(connection, expected_bytes)
-                    loop.call_later(
-                        _EXPECTED_FOR_S, partial(self.ended, connection, expected_bytes)
-                    )
+                if turns and cost:  # those behind it must see what it will read
+                    self.began(connection, cost)
+                    loop.call_later(_EXPECTED_FOR_S, partial(self.ended, connection, cost))
             if not turns:
                 del self._waiting[connection]
 

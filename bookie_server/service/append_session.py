@@ -138,6 +138,7 @@ class AppendSession:
         self._malformed = 0  # adds
         self._reads_since = math.inf  # while nothing is read
         self._message_bytes = APPEND_MESSAGE_BYTES_TARGET  # the size of the last one
+        self._message_cost = APPEND_MESSAGE_BYTES_TARGET  # what its adds count in shares
         self.is_known = False  # something of it was stored
         task = asyncio.current_task()
         assert task is not None, "grpc runs a handler in a task of its own"
@@ -209,7 +210,7 @@ class AppendSession:
     async def _read_all(self) -> None:
         while not self._draining:
             self._is_waiting = True
-            await self._shares.wait(self.peer, self._message_bytes)
+            await self._shares.wait(self.peer, self._message_cost)
             await self._gate.wait(self._message_bytes)
             while len(self._changed) > BOOKIE_UNSENT_RESULTS_MAX:
                 self._sent.clear()
@@ -233,6 +234,7 @@ class AppendSession:
         the stream must not go on, or ""."""
         adds = decode_append_request(data)
         began = time.perf_counter()
+        self._message_cost = 0
         while True:
             await self._turns.wait(is_first=self._shares.has_nothing(self.peer))
             turn: list[ReceivedAdd] = []
@@ -250,6 +252,7 @@ class AppendSession:
                 error = str(malformed)
             if turn:
                 cost = sum([ADD_COST_BYTES + len(add.run.frames) for add in turn])
+                self._message_cost += cost
                 self._shares.began(self.peer, cost)
             with self._bookie.batch():
                 for add in turn:

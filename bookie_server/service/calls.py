@@ -219,6 +219,11 @@ class AnswerRoom:
             if answer is not None:
                 answer.waits, answer.since = False, loop.time()
 
+    def close(self) -> None:
+        """No call is open any more: look after none."""
+        if self._timer is not None:
+            self._timer.cancel()
+
     def release(self) -> None:
         """Nothing was read."""
         self._reading -= 1

@@ -200,6 +200,7 @@ class BookieService:
 
     def close(self) -> None:
         """Wait for reads in the pool. Call after the gRPC server has stopped."""
+        self._answers.close()
         self._pool.shutdown(wait=True)
         self._describing.shutdown(wait=True)
 

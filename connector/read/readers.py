@@ -136,7 +136,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         except NoSuchStreamError as error:
             if self._options.fail_on_data_loss:
                 raise DataLossError(
-                    f"{subject} was deleted while this query was reading it: stop the query; with "
+                    f"{subject} was deleted while this query was reading it: the query ends; with "
                     "failOnDataLoss=false it goes on with a new stream of that name"
                 ) from error
             raise RetryableError(f"{subject} was deleted, and there is no new one yet") from error

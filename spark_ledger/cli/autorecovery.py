@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import click
@@ -170,7 +171,12 @@ def _fields(found: RepairStatus) -> dict[str, object]:
         "bytes_per_s": found.rate,
         "failing_ledgers": found.failing,
         "failed": [
-            {"ledger_id": ledger_id, "tries": node.tries, "reason": node.reason}
+            {
+                "ledger_id": ledger_id,
+                "tries": node.tries,
+                "again_ms": node.again_ms or None,
+                "reason": node.reason,
+            }
             for ledger_id, node in found.failed
         ],
         "done": {
@@ -207,9 +213,18 @@ def _print(found: RepairStatus) -> None:
     if found.failing:
         click.echo(f"\n{_many(found.failing, 'ledger')} failed at the last try:")
         print_table(
-            ("ledger#", "tries#", "why..."),
-            ((ledger_id, node.tries, node.reason) for ledger_id, node in found.failed),
+            ("ledger#", "tries#", "again", "why..."),
+            (
+                (ledger_id, node.tries, _again_text(node.again_ms), node.reason)
+                for ledger_id, node in found.failed
+            ),
         )
+
+
+def _again_text(time_ms: int) -> str:
+    """In how long a ledger is tried again, at the latest."""
+    left_s = round(time_ms / 1e3 - time.time())
+    return f"in {left_s} s" if left_s > 0 else "now"
 
 
 def _many(count: int, one: str, more: str = "") -> str:

@@ -90,14 +90,14 @@ class LedgerClient:
         cluster = await ensure_cluster_node(store)
         directory = BookieDirectory(BookieRegistry(store), draw)
         directory.policy = cluster.policy
-        await directory.start()
         try:
+            await directory.start()
             if transport is None:
                 # grpc is loaded here and not above: importing spark_ledger shall not cost it.
                 from spark_ledger.transport.grpc_aio import GrpcTransport
 
                 transport = GrpcTransport(directory.address)
-        except BaseException:  # as in a forked child, which can have none
+        except BaseException:  # as in a forked child, which can have no transport
             await directory.close()
             raise
         return cls(
@@ -292,6 +292,7 @@ class LedgerClient:
             ending.push_async_callback(context.directory.close)
             ending.push_async_callback(context.transport.close)
             ending.push_async_callback(context.suspects.close)
+            ending.callback(context.timer.close)
             for writer in list(context.writers):
                 ending.push_async_callback(writer.abandon)
             ending.push_async_callback(self._left_open.close)

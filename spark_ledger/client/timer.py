@@ -30,6 +30,7 @@ class Timer:
         self._times: list[int] = []
         """The steps that are in use, as a heap."""
         self._handle: asyncio.TimerHandle | None = None
+        self._is_closed = False
 
     def alarm(self, callback: Callable[[], None]) -> Alarm:
         """An alarm that is not set yet."""
@@ -50,8 +51,18 @@ class Timer:
         if waiting is not None:  # else its step has just come, and it is about to ring
             waiting.pop(alarm, None)
 
+    def close(self) -> None:
+        """Call nobody any more: the connection is closed. The loop, which is the application's,
+        would keep all that waits here until the last of them is due."""
+        self._is_closed = True
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
     def _set(self) -> None:
         """Have the loop call back for the earliest step."""
+        if self._is_closed:
+            return
         at = self._times[0] * TIMER_STEP_S
         if self._handle is not None:
             if self._handle.when() <= at:

@@ -22,7 +22,7 @@ from spark_ledger.limits.keeper import OPTIMIZED_ENTRIES_MIN
 from spark_ledger.stream.nodes import STREAMS_ROOT, StreamNodes
 from spark_ledger.stream.packs.optimizer import Packed
 from spark_ledger.stream.stream import Stream
-from spark_ledger.tasks import Throttle
+from spark_ledger.tasks import Throttle, cancel
 
 logger = logging.getLogger(__name__)
 
@@ -67,9 +67,9 @@ class StreamOptimizer:
         """Leave what is under way: a ledger that was not named is deleted as others are."""
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            await cancel(task)  # who is cut off while it waits here is cut off as well
+            if not task.cancelled():
+                task.result()
 
     async def look(self) -> AsyncGenerator[Packable, None]:
         """What would be packed now. Writes nothing. Raises what the metadata store answers."""

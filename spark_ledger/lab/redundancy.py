@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import islice
 
 from spark_ledger.lab.machines import NO_VALUE
@@ -18,6 +19,8 @@ class Redundancy:
     def __init__(self, world: World, servers: tuple[str, ...], copies: int) -> None:
         self._world, self._servers, self._copies = world, servers, copies
         self._held: dict[str, set[int]] = {name: set() for name in servers}
+        self._count: Counter[int] = Counter()
+        """How many servers hold each value."""
         self._known: dict[str, tuple[int, int, int]] = {}
         """Of each server: its start, how often its log was cut, and how much of it was seen."""
         self._settled = 0
@@ -39,8 +42,8 @@ class Redundancy:
                 break
             self._settled += 1
             values.add(value)
-        held = tuple(self._held.values())
-        self._short = {each for each in values if sum(each in one for one in held) < self._copies}
+        count, copies = self._count, self._copies
+        self._short = {each for each in values if count[each] < copies}
         if was_short and not self._short:
             self._full_at = now
 
@@ -52,10 +55,13 @@ class Redundancy:
         self._known[name] = (start, host.store.cuts, len(log))
         is_less = seen[:2] != (start, host.store.cuts)
         if is_less:
+            self._count.subtract(self._held[name])
             self._held[name] = set()
         if start:
-            new = log if is_less else log[seen[2] :]
-            self._held[name].update(entry.value for entry in new if entry.value != NO_VALUE)
+            entries = log if is_less else log[seen[2] :]
+            new = {each.value for each in entries if each.value != NO_VALUE} - self._held[name]
+            self._held[name] |= new
+            self._count.update(new)
         return is_less
 
     def short_s(self) -> tuple[float, float] | None:

@@ -37,9 +37,11 @@ REPAIR_FAILED_AGAIN_S: Final = 10.0
 REPAIR_FAILED_AGAIN_S_MAX: Final = 3600.0
 """Longest of these pauses: its bookies may be gone for days, and it must not hold up others."""
 
-REPAIR_LOCKED_AGAIN_S: Final = 60.0
-"""Longest pause of a ledger that only who knows its password can close: once somebody has, its
-copies are made within a minute, and not within an hour. A look costs a few reads of metadata."""
+REPAIR_UNTOLD_AGAIN_S: Final = 60.0
+"""Longest pause of a ledger that waits for what nobody announces: that who knows its password
+closes it, or that a bookie answers which is registered all the time, and was hung or overloaded.
+Then its copies are made within a minute, not within an hour. A look costs a few reads of metadata.
+"""
 
 LEAVING_LOOK_S: Final = 30.0
 """A bookie looks this often whether an operator takes it out; a watch tells it sooner."""
@@ -82,11 +84,19 @@ CLOSED_PASS_S: Final = 30.0
 quorum only may have a copy less than it should."""
 
 CLOSED_PAGES: Final = 10
-"""Pages of ten thousand ids that such a look lists: an id that was given out earlier, and a ledger
-that was made and closed with it between two looks, are left to the weekly check."""
+"""Pages of ten thousand ids that such a look lists: a ledger with an older id, that was made and
+closed between two looks, is left to the weekly check."""
 
 CLOSED_AT_FIRST_MAX: Final = 10_000
 """Ids that the first such look of a cluster takes for new: five minutes of questions."""
+
+CLOSED_AT_ONCE: Final = 4
+"""Ledgers of such a look that are asked for at a time: answers that come late lower its rate less,
+and a bookie has room for four times as many questions of one connection."""
+
+CLOSED_GAPS_MAX: Final = 500
+"""Ranges of ids without a ledger that a look writes down, the newest ones: some ten KiB. A client
+that is alive makes one, and one that has ended leaves one."""
 
 CLOSED_SILENT_MAX: Final = 10_000
 """Closed ledgers that are kept in memory to be checked again, since a bookie did not answer."""

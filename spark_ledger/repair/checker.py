@@ -33,7 +33,14 @@ from spark_ledger.metadata.ledgers import LEDGERS_PATH, LedgerStore, is_unreadab
 from spark_ledger.metadata.unsettled import pages
 from spark_ledger.repair.held import held_parts
 from spark_ledger.repair.nodes import CHECK_PATH, CheckState, mark
-from spark_ledger.repair.plan import FinalFragment, final_fragments, lane_copies
+from spark_ledger.repair.plan import (
+    FinalFragment,
+    all_names,
+    copies_left,
+    final_fragments,
+    lane_copies,
+)
+from spark_ledger.tasks import Throttle
 from spark_ledger.types import BookieId, LedgerId, LedgerMetadata, Versioned
 
 logger = logging.getLogger(__name__)
@@ -80,6 +87,8 @@ class Checker:
         self._ledgers = LedgerStore(self._store)
         self._config = config or CheckerConfig()
         self._clock = clock
+        self._rate = Throttle(self._config.members_per_s)
+        """Of questions."""
         self._hung: dict[BookieId, float] = {}
         """Bookies that let a question time out, and when they are asked again, by the loop's clock.
         Else ten thousand ledgers of one such bookie would take a day."""
@@ -140,9 +149,13 @@ class Checker:
         )
         return True
 
-    async def check(self, ledger_id: LedgerId) -> Checked:
-        """Mark a ledger of which a bookie that answers lacks entries, or that does not adhere to
-        the placement policy and can (rule R15)."""
+    async def check(self, ledger_id: LedgerId, lost: frozenset[BookieId] = frozenset()) -> Checked:
+        """Mark a ledger of which a bookie that answers lacks entries, or that names a ``lost`` one,
+        or that does not adhere to the placement policy and can (rule R15).
+
+        All ledgers were looked at when a bookie was found lost, and this one may name it since: its
+        writer had not heard of that yet.
+        """
         try:
             ledger = (await self._ledgers.read(ledger_id)).value
         except NoSuchLedgerError:
@@ -157,17 +170,21 @@ class Checker:
             if fragment.last < fragment.first:
                 continue
             lacking = 0
-            for index in range(len(fragment.bookies)):
+            for index, bookie_id in enumerate(fragment.bookies):
+                if bookie_id in lost:
+                    continue
+                await self._rate.take(1)
                 lacks = await self._lacks(ledger, fragment, index)
                 silent = silent or lacks is None
                 lacking += lacks is True
-                await asyncio.sleep(1.0 / self._config.members_per_s)
             poor = max(poor, lacking)
+        if named := all_names(ledger) & lost:
+            await mark(self._store, ledger_id, named, copies_left(ledger, lost))
         quorums, members = ledger.quorums, [each.bookies for each in final_fragments(ledger)]
         if poor or any(self._moves(each, quorums, ()) for each in members):
             copies = max(0, ledger.quorums.write_quorum - poor)
             await mark(self._store, ledger_id, frozenset(), copies)
-        return Checked(ledger.is_closed, poor > 0, silent)
+        return Checked(ledger.is_closed, poor > 0 or bool(named), silent)
 
     async def _lacks(
         self, ledger: LedgerMetadata, fragment: FinalFragment, index: int

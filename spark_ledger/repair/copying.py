@@ -20,6 +20,7 @@ from spark_ledger.limits.client import BUSY_PAUSE_S, BUSY_PAUSE_S_MAX
 from spark_ledger.limits.entries import READ_REQUEST_BYTES_MAX
 from spark_ledger.protocol.events import ReadEnded, ReadEntries
 from spark_ledger.repair.compare import Comparison
+from spark_ledger.repair.held import BusyPauses
 from spark_ledger.repair.plan import LaneCopy
 from spark_ledger.repair.throttle import Throttles
 from spark_ledger.runs import EntryRun
@@ -68,19 +69,21 @@ class Copier:
         """
         sink = _Sink(self._context, self._ledger_id, self._access.to_copy, target)
         position = lane.first
+        busy = BusyPauses(self._context.config.read_timeout_s)
         try:
             while position <= lane.last_entry:
-                position = await self._go_on(lane, position, sink)
+                position = await self._go_on(lane, position, sink, busy)
         finally:
             sink.close()
 
-    async def _go_on(self, lane: LaneCopy, position: int, sink: _Sink) -> int:
-        """Ask each source once, from where the one before ended; the next entry to copy.
+    async def _go_on(self, lane: LaneCopy, position: int, sink: _Sink, busy: BusyPauses) -> int:
+        """Ask each source once, from where the one before ended; the next entry to copy. If one
+        was busy and none has it, that is after a pause.
 
         If none of them brings an entry, all other bookies are asked: a restored ZooKeeper may name
         those that have given their copies back, and not those that got them (rule R4).
         """
-        began, answers, denied = position, [], True
+        began, answers, denied, is_busy = position, [], True, False
         present = self._throttles.least_loaded(lane.present)
         named = (*present, *(each for each in lane.sources if each not in present))
         for source in named:
@@ -91,6 +94,7 @@ class Copier:
                 return position
             if ended is not None and position == began:
                 denied = denied and ended.status.is_denial
+                is_busy = is_busy or ended.status is BookieStatus.TOO_MANY_REQUESTS
                 answers.append(f"{source}: {ended.message or ended.status.name}")
         for other in self._context.directory.all():
             if position > began:
@@ -98,6 +102,8 @@ class Copier:
             if other.bookie_id not in (*named, sink.target):
                 position, _ = await self._copy_from(other.bookie_id, lane, position, sink)
         if position > began:
+            return position
+        if is_busy and await busy.pause():
             return position
         what = f"ledger {self._ledger_id}: entry {position}"
         if denied and answers:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
+from spark_ledger.limits.client import BUSY_PAUSE_S, BUSY_PAUSE_S_MAX
 from spark_ledger.repair.plan import LaneCopy, missing, within
 from spark_ledger.transport.base import Transport
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
@@ -27,6 +29,23 @@ class HeldPart(NamedTuple):
         return [each for part in parts for each in missing(part, self.ranges)]
 
 
+class BusyPauses:
+    """Pauses before a busy bookie is asked again, twice as long each time, up to a sum."""
+
+    def __init__(self, wait_s: float) -> None:
+        self._left_s = wait_s
+        self._pause_s = BUSY_PAUSE_S
+
+    async def pause(self) -> bool:
+        """Wait; false, at once, if it was waited long enough."""
+        if self._left_s <= 0:
+            return False
+        self._left_s -= self._pause_s
+        await asyncio.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, BUSY_PAUSE_S_MAX)
+        return True
+
+
 async def held_parts(
     transport: Transport,
     bookie_id: BookieId,
@@ -36,11 +55,15 @@ async def held_parts(
     *,
     timeout_s: float,
 ) -> AsyncIterator[HeldPart]:
-    """All parts of a range, ascending. A bookie that knows no such ledger holds nothing of it."""
+    """All parts of a range, ascending. A bookie that knows no such ledger holds nothing of it. One
+    that is busy is asked again, for ``timeout_s`` in sum: that says nothing of its copies."""
+    busy = BusyPauses(timeout_s)
     while first <= last:
         page = await transport.list_entries(
             bookie_id, ledger_id, EntryId(first), timeout_s=timeout_s
         )
+        if page.status is BookieStatus.TOO_MANY_REQUESTS and await busy.pause():
+            continue
         if page.status is not BookieStatus.OK:
             yield HeldPart(first, last, () if page.status.is_denial else None)
             return

@@ -211,6 +211,11 @@ class LedgerRepair:
                 refused.add(target)
             else:
                 return target
+        if refused:  # there are some, and they may take it soon
+            raise BookieUnavailableError(
+                f"ledger {self._ledger.value.ledger_id}: no bookie has taken the copies of "
+                f"{fragment.bookies[index]}, tried: {', '.join(sorted(refused))}"
+            )
         raise NotEnoughBookiesError(
             f"ledger {self._ledger.value.ledger_id}: no writable bookie outside of its ensemble "
             f"takes the copies of {fragment.bookies[index]}"

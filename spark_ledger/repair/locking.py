@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import secrets
@@ -42,6 +43,9 @@ async def repair_lock(
             is_taken = await _take(store, lock, holder)
         except LedgerError as error:
             logger.warning("ledger %d is not locked: %s", ledger_id, error)
+        except asyncio.CancelledError:
+            await _give_up(store, lock)
+            raise
         finally:
             if not is_taken:
                 held.discard(ledger_id)
@@ -52,7 +56,21 @@ async def repair_lock(
         yield key
     finally:
         held.discard(ledger_id)
-        with contextlib.suppress(LedgerError):
+        try:
+            with contextlib.suppress(LedgerError):
+                await store.delete(lock)
+        except asyncio.CancelledError:
+            await _give_up(store, lock)
+            raise
+
+
+async def _give_up(store: MetadataStore, lock: str) -> None:
+    """Leave no lock behind when its taker is cancelled: the request to create it may be on its way.
+
+    This connection may live for long with no worker that would take such a lock anew.
+    """
+    with contextlib.suppress(LedgerError):
+        if await store.is_own(lock):
             await store.delete(lock)
 
 

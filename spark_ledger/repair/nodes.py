@@ -53,6 +53,8 @@ class FailedRepair(Node, frozen=True, kw_only=True):
 
     reason: str
     tries: Count
+    again_ms: Count = 0
+    """When its worker tries it again at the latest; 0: a program wrote this that did not say."""
 
 
 class AuditState(Node, frozen=True, kw_only=True):
@@ -67,6 +69,11 @@ class AuditState(Node, frozen=True, kw_only=True):
     """When all ledgers were looked at last."""
     stopped: str = ""
     """Why nothing is marked; empty if nothing is in the way."""
+
+    @property
+    def lost(self) -> frozenset[BookieId]:
+        """Who is lost or leaving, and what named them then is marked."""
+        return frozenset(map(BookieId, self.audited))
 
 
 class CheckState(Node, frozen=True, kw_only=True):
@@ -87,6 +94,9 @@ class ClosedState(Node, frozen=True, kw_only=True):
 
     after: Count = 0
     """Ledgers up to this one are open, or were checked."""
+    gaps: tuple[tuple[int, int], ...] = ()
+    """Ranges of the ids up to it that no ledger had then: clients take their ids in blocks, and may
+    give them out later."""
 
 
 class RepairCounts(Node, frozen=True, kw_only=True):

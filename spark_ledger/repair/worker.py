@@ -37,9 +37,9 @@ from spark_ledger.limits.repair import (
     REPAIR_COUNTED_S,
     REPAIR_FAILED_AGAIN_S,
     REPAIR_FAILED_AGAIN_S_MAX,
-    REPAIR_LOCKED_AGAIN_S,
     REPAIR_PASS_S,
     REPAIR_SOURCE_BYTES_PER_S,
+    REPAIR_UNTOLD_AGAIN_S,
     REPAIRS_AT_ONCE,
 )
 from spark_ledger.metadata.base import MetadataStore
@@ -110,8 +110,11 @@ class Worker:
         self._clock = clock or asyncio.get_running_loop().time
         self._throttles = Throttles(self._config.bytes_per_s, self._config.source_bytes_per_s)
         self._paused: dict[LedgerId, _Pause] = {}
-        self._here: frozenset[BookieId] = frozenset()
-        """The writable bookies at the last pass."""
+        self._here: frozenset[tuple[BookieId, BookieState]] = frozenset()
+        """The registered bookies at the last pass."""
+        self._lost: frozenset[BookieId] = frozenset()
+        """Those whose ledgers an auditor has marked, as of the last look."""
+        self._lost_before: frozenset[BookieId] = frozenset()
         self._gone: frozenset[BookieId] = frozenset()
         """Those that the last look found lost, and when that was."""
         self._looked_at = float("-inf")
@@ -172,6 +175,7 @@ class Worker:
         if self._store.restored:
             raise MetadataRestoredError(self._store.restored)
         state = await read_node(self._store, AuditState, STATE_PATH)
+        self._lost = frozenset() if state is None else state.value.lost
         is_stopped = state is not None and bool(state.value.stopped)
         return self._config.despite_losses or not is_stopped  # rule R9
 
@@ -246,12 +250,14 @@ class Worker:
             )
 
     def _end_pauses(self) -> None:
-        """A bookie that has come may be what failed ledgers wait for: they are tried at once."""
+        """A bookie that has come may be what failed ledgers wait for: they are tried at once. So
+        they are once another one is lost: what they waited for may be that, and it is more urgent.
+        """
         directory = self._client.context.directory
-        here = frozenset(info.bookie_id for info in directory.writable())
-        if here - self._here:
+        here = frozenset((info.bookie_id, info.state) for info in directory.all())
+        if here - self._here or self._lost - self._lost_before:
             self._paused.clear()
-        self._here = here
+        self._here, self._lost_before = here, self._lost
 
     def _is_paused(self, ledger_id: LedgerId) -> bool:
         pause = self._paused.get(ledger_id)
@@ -264,15 +270,25 @@ class Worker:
         async with repair_lock(self._store, ledger_id) as key:
             if key is None:
                 return  # another worker is at it
+            marked = None
             try:
-                await self._repair(ledger_id, mark_path, key)
+                marked = await read_node(self._store, Mark, mark_path)
+                if marked is not None:  # else it was done meanwhile
+                    await self._repair(ledger_id, mark_path, marked, key)
             except LedgerError as error:
-                await self._failed(ledger_id, error)
+                if marked is None or not await self._is_marked_anew(mark_path, marked.version):
+                    await self._failed(ledger_id, error)
 
-    async def _repair(self, ledger_id: LedgerId, mark_path: str, key: bytes) -> None:
-        marked = await read_node(self._store, Mark, mark_path)
-        if marked is None:
-            return  # done meanwhile
+    async def _is_marked_anew(self, mark_path: str, version: int) -> bool:
+        """Whether what failed is out of date: something else is lost since, or found missing."""
+        with contextlib.suppress(LedgerError):
+            now = await read_node(self._store, Mark, mark_path)
+            return now is not None and now.version != version
+        return False
+
+    async def _repair(
+        self, ledger_id: LedgerId, mark_path: str, marked: Versioned[Mark], key: bytes
+    ) -> None:
         try:
             ledger = await self._ledgers.read_latest(ledger_id)
         except NoSuchLedgerError:
@@ -290,7 +306,7 @@ class Worker:
         ledger = await repair.run(lost)
         if unauthorized is not None:
             raise unauthorized
-        if repair.unknown and not marked.value.bookies:  # then holes are what it was marked for
+        if repair.unknown:  # a mark with lost bookies may be there because of holes, too
             raise BookieUnavailableError(
                 f"ledger {ledger_id}: {', '.join(sorted(repair.unknown))} may lack entries, and "
                 "did not answer or take them"
@@ -359,8 +375,10 @@ class Worker:
         """Try it again later, twice as late each time, and say why (rule R6)."""
         before = self._paused.get(ledger_id)
         pause_s = REPAIR_FAILED_AGAIN_S if before is None else 2 * before.pause_s
-        waits_for_operator = isinstance(error, UnauthorizedError)
-        longest_s = REPAIR_LOCKED_AGAIN_S if waits_for_operator else REPAIR_FAILED_AGAIN_S_MAX
+        nobody_tells = isinstance(error, UnauthorizedError) or (
+            isinstance(error, BookieUnavailableError) and await self._are_registered(ledger_id)
+        )
+        longest_s = REPAIR_UNTOLD_AGAIN_S if nobody_tells else REPAIR_FAILED_AGAIN_S_MAX
         pause_s = min(pause_s, longest_s)
         self._paused[ledger_id] = _Pause(self._clock() + pause_s, pause_s)
         log = logger.error if isinstance(error, NoSuchEntryError) else logger.warning
@@ -371,4 +389,15 @@ class Worker:
         with contextlib.suppress(LedgerError):
             known = await read_node(self._store, FailedRepair, path)
             tries = 1 if known is None else known.value.tries + 1
-            await write_node(self._store, path, FailedRepair(reason=str(error), tries=tries), known)
+            again_ms = round(1e3 * (time.time() + pause_s))
+            node = FailedRepair(reason=str(error), tries=tries, again_ms=again_ms)
+            await write_node(self._store, path, node, known)
+
+    async def _are_registered(self, ledger_id: LedgerId) -> bool:
+        """Whether all bookies that a ledger names are, but those that are lost: one that does not
+        answer for a while will not come anew, and nobody tells when it answers again."""
+        directory = self._client.context.directory
+        with contextlib.suppress(LedgerError):
+            names = all_names((await self._ledgers.read(ledger_id)).value)
+            return all(directory.get(each) is not None for each in names - self._gone)
+        return False

@@ -1,12 +1,15 @@
-"""The part of the ledger client that streams use, as protocols; ``LedgerClient`` has them."""
+"""The part of the ledger client that streams use, as protocols; ``LedgerClient`` has them. And how
+a ledger is written that takes entries once."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Final, Protocol
 
 from spark_ledger.client.timer import Timer
+from spark_ledger.errors import LedgerError
 from spark_ledger.metadata.base import MetadataStore, Operation
 from spark_ledger.types import BookieInfo, Entry, EntryId, LedgerId, LedgerMetadata, ReplicaHint
 
@@ -126,6 +129,25 @@ class Ledgers(Protocol):
 
     async def delete_ledger(self, ledger_id: int) -> None:
         """Delete a ledger; one that is gone already is no error."""
+
+
+@asynccontextmanager
+async def written(ledgers: Ledgers, ledger: OpenLedger) -> AsyncGenerator[OpenLedger, None]:
+    """Close a new ledger once its entries are written, or if that fails or its caller leaves.
+
+    Its writer would stay for as long as the connection, also when the ledger is deleted; and while
+    its owner lives nobody else closes it (rule K3), so it would stay open too.
+    """
+    try:
+        yield ledger
+        await ledger.close()
+    except (Exception, asyncio.CancelledError):
+        with suppress(LedgerError):
+            await ledger.close()
+        raise
+    finally:
+        if ledger.is_left_open:
+            ledgers.close_later(ledger.ledger_id)
 
 
 def purpose_of(metadata: LedgerMetadata) -> str:

@@ -487,7 +487,7 @@ class Stream:
             head = await self._watch.read()
         raise ConfigurationError(
             f"stream {self.name!r}: position {tuple(position)} lies behind the end of the stream, "
-            f"{tuple(head.end)}; was the stream deleted and created again?"
+            f"{tuple(head.end)}; the stream may have been deleted and created again"
         )
 
     def _refuse_truncated(self, position: Dlsn, head: Head) -> None:

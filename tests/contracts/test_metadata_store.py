@@ -335,7 +335,7 @@ def test_watch_then_read_misses_nothing(run: Run) -> None:
         store, other = await open_session(), await open_session()
         await other.create("n", b"0")
         changed = asyncio.Event()
-        store.watch("n", changed.set)
+        watch = store.watch("n", changed.set)
         seen = await store.get("n")
 
         async def change() -> None:
@@ -349,6 +349,7 @@ def test_watch_then_read_misses_nothing(run: Run) -> None:
                 changed.clear()
                 seen = await store.get("n")
         await task
+        watch.cancel()
 
     run(scenario)
 
@@ -454,6 +455,7 @@ def test_everything_after_close_says_so(run: Run) -> None:
     run(scenario)
 
 
+@pytest.mark.leaves_open("watch Event.set", reason="it is called a last time")
 def test_watch_calls_back_when_the_store_is_closed_unless_it_was_cancelled(run: Run) -> None:
     async def scenario(open_session: Open) -> None:
         store = await open_session()

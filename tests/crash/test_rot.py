@@ -46,6 +46,7 @@ def test_damage_to_the_index_is_harmless_or_refused(samples: int, tmp_path: Path
     assert outcomes["refused"] and outcomes["unreadable"] and outcomes["right"]
 
 
+@pytest.mark.leaves_open("file", reason="errors in the log that pytest keeps hold them")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "flips", in_shares([SCRUBBED_FLIPS.test, SCRUBBED_FLIPS.proof], Share(1, 2))

@@ -276,6 +276,8 @@ class FakeCluster:
     async def close(self) -> None:
         for client in self._clients:
             await client.close()
+        for registry in self._registries:
+            await registry.deregister()
         for bookie in self.bookies:
             await bookie.stop()
 

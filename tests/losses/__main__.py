@@ -26,6 +26,7 @@ from spark_ledger.metadata.cluster import read_cluster, set_placement
 from spark_ledger.types import BookieId, LedgerId, LedgerMetadata, PlacementPolicy
 from tests.losses.disks import Count, count
 from tests.losses.load import Load, Written
+from tests.losses.reasons import reasons
 from tests.losses.stranger import Stranger, look
 
 BOOKIES: Final = 5
@@ -116,6 +117,7 @@ async def _under_load(
         verdict.settled_s = time.monotonic() - began
         if exit_status(standing):
             verdict.faults.append(f"not in order after {SETTLE_S:g} s: {standing}")
+            verdict.faults += await reasons(client, load.ledgers)
         noted: Noted = {
             ledger_id: (await client.ledger_metadata(ledger_id), written)
             for ledger_id, written in load.ledgers.items()

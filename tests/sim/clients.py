@@ -61,6 +61,7 @@ class Client:
             wall_offset_s=self.draw.uniform(-1e6, 1e6) if options.drift else 0.0,
         )
         self.tasks: list[asyncio.Task[Any]] = []
+        self._connections: list[LedgerClient] = []
 
     def start(self, work: Any) -> None:
         """Run a coroutine in the process."""
@@ -93,7 +94,13 @@ class Client:
                 await store.close()
                 await asyncio.sleep(0.1)
             else:
+                self._connections.append(client)
                 return client
+
+    async def close(self) -> None:
+        """Close the connections, once all else is done."""
+        for client in self._connections:
+            await client.close()
 
     def open(
         self, client: LedgerClient, ledger_id: int, *, recover: bool = False

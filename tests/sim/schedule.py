@@ -15,7 +15,7 @@ import uuid
 import warnings
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Final
@@ -117,6 +117,7 @@ class _Run:
         self.world = world
         self.final: dict[int, FinalLedger] = {}
         self.stream: FinalStream | None = None
+        self._last = Client(world, "judge")
 
     def run(self) -> None:
         """Run and judge. Violations are collected in the world."""
@@ -135,6 +136,7 @@ class _Run:
             self._collect_all()
             self._read_all()
             self._judge()
+            self._close_all()
         except Deadlock as error:
             world.violate("I13", "deadlock", f"{error}: {self._who_waits()}")
         finally:
@@ -186,7 +188,7 @@ class _Run:
     def _read_all(self) -> None:
         """Check I13: a client that took no part can recover and read every ledger."""
         world = self.world
-        last = Client(world, "judge")
+        last = self._last
         last.start(self._recover_all(last))
         done = world.loop.run(
             lambda: last.is_done,
@@ -272,6 +274,26 @@ class _Run:
             if violation.name == "stale" and world.options.is_liar_one_of_several:
                 continue  # a liar and one that is down may be the AQ that have the end
             world.violate(violation.invariant, violation.name, violation.text)
+
+    def _close_all(self) -> None:
+        """Check that nothing of a connection goes on behind its close, whatever it has met."""
+        world = self.world
+        clients = [each for each in [*world.clients, self._last] if each.process.alive]
+        closed = [each for each in clients if each.is_done]
+        for client in closed:
+            client.start(client.close())
+        with suppress(Deadlock):  # nothing at all is left to be done
+            world.loop.run(
+                lambda: all(client.is_done for client in closed),
+                until_s=world.loop.now + HEAL_S,
+                callbacks_max=world.loop.callbacks + _CALLBACKS_MAX,
+            )
+        if not all(client.is_done for client in closed):
+            world.violate("I13", "hangs", f"closing does not end: {self._who_waits()} not done")
+        for client in closed:
+            left = [str(task.get_coro()) for task in world.loop.tasks_of(client.process)]
+            if left:
+                world.violate("I13", "leaves", f"{client.name} is closed, and at work: {left}")
 
     def _who_waits(self) -> str:
         return ", ".join(client.name for client in self.world.clients if not client.is_done)

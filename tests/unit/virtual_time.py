@@ -29,7 +29,9 @@ class _JumpingSelector(selectors.SelectSelector):
         return super().select(0)
 
 
-class _VirtualLoop(asyncio.SelectorEventLoop):
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """The loop of ``run_in_virtual_time``."""
+
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
         super().__init__(self._jumping)
@@ -41,12 +43,18 @@ class _VirtualLoop(asyncio.SelectorEventLoop):
 def run_in_virtual_time(main: Coroutine[object, object, T]) -> T:
     """The result of ``main``. Fails if everybody waits and no timer is set, and after some minutes
     of its time: who looks again and again for ever would hang."""
-    with asyncio.Runner(loop_factory=_VirtualLoop) as runner:
-        return runner.run(asyncio.wait_for(main, _LASTS_S_MAX))
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(_bounded(main))
+
+
+async def _bounded(main: Coroutine[object, object, T]) -> T:
+    """In the task of the test: whoever counts tasks finds no other."""
+    async with asyncio.timeout(_LASTS_S_MAX):
+        return await main
 
 
 def stand_still(seconds: float) -> None:
     """Let time pass as for a loop that is kept busy: nobody else has a turn meanwhile."""
     loop = asyncio.get_running_loop()
-    assert isinstance(loop, _VirtualLoop), "only there"
+    assert isinstance(loop, VirtualLoop), "only there"
     loop._jumping.now += seconds

@@ -203,8 +203,8 @@ class DirectorySpace:
             if not moved:
                 self._leave(log, f"{log.rows} rows name it, and their blocks are not found")
             return False  # a flush has added rows meanwhile: the next pass moves them
-        if log.log_id in self._awaited():
-            return False  # found damaged meanwhile
+        if {log.log_id, NO_LOG} & self._awaited():
+            return False  # found damaged meanwhile, it or the index
         self.remove(log._replace(rows=0))
         return True
 

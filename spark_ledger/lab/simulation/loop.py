@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from heapq import heappop, heappush
 from typing import Any
+from weakref import WeakKeyDictionary
 
 _PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
 
@@ -101,6 +102,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._number = 0
         self._closed = False
         self._buried: set[asyncio.Task[Any]] = set()
+        self._processes: WeakKeyDictionary[asyncio.Task[Any], Process | None] = WeakKeyDictionary()
 
     # -- what asyncio asks for ---------------------------------------------------------------------
 
@@ -160,7 +162,13 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         name: str | None = None,
         context: contextvars.Context | None = None,
     ) -> asyncio.Task[Any]:
-        return asyncio.Task(coro, loop=self, name=name or "task", context=context)
+        task = asyncio.Task(coro, loop=self, name=name or "task", context=context)
+        self._processes[task] = _PROCESS.get() if context is None else context.get(_PROCESS)
+        return task
+
+    def tasks_of(self, process: Process) -> list[asyncio.Task[Any]]:
+        """What has not ended of what a process has begun."""
+        return [task for task in asyncio.all_tasks(self) if self._processes[task] is process]
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any

@@ -40,7 +40,7 @@ from spark_ledger.stream.commit.sealer import Sealer
 from spark_ledger.stream.concurrency import run_all, task_group
 from spark_ledger.stream.format import codec
 from spark_ledger.stream.format.codec import SegmentListPointer
-from spark_ledger.stream.ledgers import PURPOSE_SEGMENT_LIST, Ledgers, ledger_tags
+from spark_ledger.stream.ledgers import PURPOSE_SEGMENT_LIST, Ledgers, ledger_tags, written
 from spark_ledger.stream.model import Commit, Head, SinkRecord, StreamConfig
 from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, StreamNodes
 from spark_ledger.stream.schema_registry import SchemaRegistry
@@ -451,9 +451,9 @@ class Attempt:
         self._list_ledger = writer.ledger_id
         size = ENTRY_PAYLOAD_BYTES_MAX // 4
         parts = [data[start : start + size] for start in range(0, len(data), size)]
-        for part in parts:
-            await writer.append_nowait(part)  # confirmed before a commit names it (rule T1)
-        await writer.close()
+        async with written(self._committer.ledgers, writer):
+            for part in parts:
+                await writer.append_nowait(part)  # confirmed before a commit names it (rule T1)
         self._list = SegmentListPointer(writer.ledger_id, len(parts))
 
     async def clean_up(self) -> None:

@@ -23,6 +23,8 @@ class HeadWatch:
         self._watch: Watch | None = None
         self._changed = asyncio.Event()
         self._head: Head | None = None
+        self._waiting = 0
+        self._is_closed = False
 
     async def current(self) -> Head:
         """The head. Raises as ``HeadReader.read``."""
@@ -35,6 +37,15 @@ class HeadWatch:
 
         A timeout of None waits for ever. Raises NoSuchStreamError if the stream is deleted.
         """
+        self._waiting += 1
+        try:
+            return await self._wait(after_segment, timeout_s)
+        finally:
+            self._waiting -= 1
+            if self._is_closed and not self._waiting:
+                self._stop()
+
+    async def _wait(self, after_segment: int, timeout_s: float | None) -> Head:
         loop = asyncio.get_running_loop()
         deadline = None if timeout_s is None else loop.time() + timeout_s
         while True:
@@ -53,11 +64,16 @@ class HeadWatch:
                 return head
 
     def close(self) -> None:
-        """Stop watching. Idempotent; a later ``wait`` starts again."""
+        """Stop watching. Idempotent; a ``wait`` of later, or one that goes on, watches as long as
+        it lasts."""
+        self._is_closed = True
+        self._stop()
+        self.invalidate()
+
+    def _stop(self) -> None:
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
-        self.invalidate()
 
     def _start(self) -> None:
         if self._watch is None:

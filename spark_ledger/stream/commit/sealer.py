@@ -31,7 +31,13 @@ from spark_ledger.metadata.base import Check, Create, Delete, Operation, Put
 from spark_ledger.stream.commit.commit_log import CommitLog
 from spark_ledger.stream.concurrency import run_all
 from spark_ledger.stream.format import codec
-from spark_ledger.stream.ledgers import PURPOSE_MANIFEST, Ledgers, OpenLedger, ledger_tags
+from spark_ledger.stream.ledgers import (
+    PURPOSE_MANIFEST,
+    Ledgers,
+    OpenLedger,
+    ledger_tags,
+    written,
+)
 from spark_ledger.stream.manifest.format import encode_index, encode_leaf, encode_root
 from spark_ledger.stream.manifest.tree import (
     ManifestRoot,
@@ -266,15 +272,15 @@ class Sealer:
         ledger = await self._create()
         appends: list[asyncio.Future[int]] = []
         try:
-            for page in make(ledger.ledger_id):
-                await ledger.wait_for_room()
-                appends.append(ledger.append_nowait(page))
-            ended = await asyncio.gather(*appends, return_exceptions=True)
-            for failure in ended:
-                if isinstance(failure, BaseException):
-                    raise failure
-            assert ended == list(range(len(ended))), "nothing else is in this ledger"
-            await ledger.close()
+            async with written(self._ledgers, ledger):
+                for page in make(ledger.ledger_id):
+                    await ledger.wait_for_room()
+                    appends.append(ledger.append_nowait(page))
+                ended = await asyncio.gather(*appends, return_exceptions=True)
+                for failure in ended:
+                    if isinstance(failure, BaseException):
+                        raise failure
+                assert ended == list(range(len(ended))), "nothing else is in this ledger"
         except LedgerError:
             await self._drop([ledger.ledger_id])
             raise

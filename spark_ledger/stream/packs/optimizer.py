@@ -8,7 +8,7 @@ and one that was named is a pack. Two may run at once: of two packs of one commi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from itertools import groupby, pairwise
 from typing import Final, NamedTuple, TypedDict, Unpack
@@ -27,7 +27,7 @@ from spark_ledger.limits.stream import PACKED_ENTRIES_MIN, PACKS_MAX
 from spark_ledger.metadata.base import Check, Put
 from spark_ledger.stream.commit.commit_log import CommitLog
 from spark_ledger.stream.format.entries import EncodedEntry, EntryEncoder
-from spark_ledger.stream.ledgers import PURPOSE_PACK, Ledgers, OpenLedger, ledger_tags
+from spark_ledger.stream.ledgers import PURPOSE_PACK, Ledgers, OpenLedger, ledger_tags, written
 from spark_ledger.stream.model import Commit, SegmentRange
 from spark_ledger.stream.nodes import StreamNodes
 from spark_ledger.stream.packs.format import encode_index, encode_packs
@@ -181,25 +181,23 @@ class Optimizer:
         )
         copy = _Copy(ledger, copying.pace)
         try:
-            total = sum(commit.rows for commit in commits)
-            async for entries, version in self._encoded(commits, copying.choice):
-                for entry in entries:
-                    await copy.push(entry, version)
-                if copying.progress is not None:
-                    copying.progress(copy.rows, total)
-            segments = [segment for commit in commits for segment in commit.segments]
-            assert copy.rows == total, "every row of the commits is in the pack (rule T23)"
-            index = PackIndex(copy.entry_rows, copy.versions, [each.rows for each in segments])
-            first = commits[0].first_segment
-            await copy.push_index(encode_index(index, config.stream_id, first))
-            await ledger.close()
+            async with written(self._ledgers, ledger):
+                total = sum(commit.rows for commit in commits)
+                async with aclosing(self._encoded(commits, copying.choice)) as encoded:
+                    async for entries, version in encoded:
+                        for entry in entries:
+                            await copy.push(entry, version)
+                        if copying.progress is not None:
+                            copying.progress(copy.rows, total)
+                segments = [segment for commit in commits for segment in commit.segments]
+                assert copy.rows == total, "every row of the commits is in the pack (rule T23)"
+                index = PackIndex(copy.entry_rows, copy.versions, [each.rows for each in segments])
+                first = commits[0].first_segment
+                await copy.push_index(encode_index(index, config.stream_id, first))
         except LedgerError:
             with suppress(LedgerError):  # no transaction has named it
                 await self._ledgers.delete_ledger(ledger.ledger_id)
             raise
-        finally:
-            if ledger.is_left_open:
-                self._ledgers.close_later(ledger.ledger_id)
         return Pack(
             first=commits[0].number,
             end=commits[-1].number + 1,
@@ -213,7 +211,7 @@ class Optimizer:
 
     async def _encoded(
         self, commits: Sequence[Commit], choice: Choice
-    ) -> AsyncIterator[tuple[list[EncodedEntry], int]]:
+    ) -> AsyncGenerator[tuple[list[EncodedEntry], int], None]:
         """The rows of commits as entries of one schema version each, in stream order."""
         ranges = [
             SegmentRange(segment, (0, 0), (segment.entries, 0), commit.number, commit.time_ms)

@@ -102,6 +102,7 @@ def test_check_of_a_whole_bookie_finds_nothing_and_changes_nothing(
     assert "ledgers-0: 3 blocks" in out and out.count("0 findings") == 2
 
 
+@pytest.mark.leaves_open("file", reason="errors in the log that pytest keeps hold them")
 def test_check_tells_a_damaged_block_and_repairs_when_told(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

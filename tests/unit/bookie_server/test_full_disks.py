@@ -6,7 +6,9 @@ is space again the bookie takes adds by itself.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import errno
+from pathlib import Path
+from typing import NamedTuple, NoReturn
 
 import pytest
 
@@ -421,3 +423,32 @@ def test_writer_on_a_full_disk_hears_of_the_fence_first() -> None:
     assert site.add(6) is BookieStatus.FENCED
     assert site.add(6, recovery=True) is OK
     assert site.machine.bookie.append_bytes_in_flight == 0
+
+
+def test_disk_that_does_not_answer_counts_as_it_did_before(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Full or not: writers neither leave nor come back for a question that failed."""
+
+    def unanswered(_files: MemoryFileSystem, directory: Path) -> NoReturn:
+        raise OSError(errno.EIO, "the disk does not answer", str(directory))
+
+    disks = site.machine.bookie.disks
+    for is_full in (False, True, False):
+        if is_full:
+            site.fill()
+        else:
+            site.free()
+            for _ in range(3):  # what was refused is tried again
+                disks.check()
+                site.flush()
+        before, full = disks.states, [bool(disks.reason(LedgerId(each))) for each in (6, 7)]
+        assert any(full) is is_full
+        with monkeypatch.context() as patch:
+            patch.setattr(MemoryFileSystem, "space", unanswered)
+            for _ in range(3):
+                disks.check()
+                assert disks.states == before
+                for ledger, refused in zip((6, 7), full, strict=True):
+                    assert site.add(ledger) is (READ_ONLY if refused else OK)
+    site.check()

@@ -23,6 +23,10 @@ from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
 from spark_ledger.types import BookieId, BookieInfo
 
+pytestmark = pytest.mark.leaves_open(
+    "BookieRegistry._keep", reason="the process of a bookie goes on"
+)
+
 B = BookieId("b1")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType, SimpleNamespace
@@ -19,10 +20,14 @@ from connector.task_report import BATCH_ID_PROPERTY, QUERY_ID_PROPERTY, RUN_ID_P
 from connector.write import repeated, writers
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.portal import BlockingPortal
+from spark_ledger.errors import ConflictError
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, MemoryTree, Outcome
 from spark_ledger.stream.blocking import Stream, StreamConnection
+from spark_ledger.stream.catalog import StreamCatalog
+from spark_ledger.stream.retention.reclaim import LiveNames
 from spark_ledger.types import BookieId, BookieInfo
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
+from tests.unit.spark_ledger.stream.packs.world import ClosedDeletions
 
 T = TypeVar("T")
 
@@ -114,6 +119,30 @@ class Cluster:
     def entries(self) -> int:
         """How many entries are stored, in all ledgers, in a commit or not."""
         return sum(len(ledger.payloads) for ledger in self._ledgers.ledgers.values())
+
+    def give_back(self, name: str = "s") -> None:
+        """Delete all that dropped commits named, and the pages that held them, as the keeper does.
+        Their writers have closed their ledgers by then."""
+
+        async def work() -> None:
+            client = _Client(MemoryMetadataStore(self._tree))
+            client.ledgers = self._ledgers.ledgers
+            for ledger in client.ledgers.values():
+                ledger.closed = True
+            with contextlib.suppress(ConflictError):
+                await client.store.create("keeper", b"")
+            stream = await StreamCatalog(client).open(name)
+            reclaimer = stream.retention.reclaimer(ClosedDeletions(client), LiveNames())
+            while not (await reclaimer.step((await stream.head()).earliest_commit)).is_done:
+                pass
+            await stream.close()
+
+        BlockingPortal.get().call(work())
+
+    def restart(self) -> None:
+        """The connector's processes end, and others begin: they know nothing."""
+        sessions._SESSIONS.clear()
+        repeated._FIRST_BATCH_OF_RUN.clear()
 
     def rows(self, name: str = "s") -> list[int]:
         return values(self.stream(name).read())

@@ -23,6 +23,10 @@ from spark_ledger.types import BookieInfo
 from tests.unit.bookie_server.collection.cluster import BOOKIE, World
 from tests.unit.virtual_time import run_in_virtual_time
 
+pytestmark = pytest.mark.leaves_open(
+    "BookieRegistry._keep", reason="the process of a bookie goes on"
+)
+
 
 def run(act: Callable[[World, LedgerCollector], Awaitable[None]]) -> None:
     """With a bookie that holds ledgers 1 to 4, of which 2 is deleted, and its collector."""
@@ -226,6 +230,7 @@ def test_stop_waits_for_the_disk_work_that_it_meets() -> None:
     run_in_virtual_time(main())
 
 
+@pytest.mark.leaves_open("task sleep", reason="the disk that hangs")
 def test_stop_does_not_wait_for_a_disk_that_hangs() -> None:
     async def main() -> None:
         world = World()

@@ -40,10 +40,25 @@ async def test_connection_that_floods_is_held_to_its_share() -> None:
     floods = [asyncio.ensure_future(flood(f"flood-{number}")) for number in range(8)]
     for _number in range(200):
         await asyncio.sleep(0)
-    assert sum(shares._in_flight.values()) <= (16 + 8) * MIB, "a message more than the share each"
+    assert sum(shares._in_flight.values()) <= 16 * MIB, "a message more than the share each"
     await shares.wait("neighbour", 100)
     for each in floods:
         each.cancel()
+
+
+@on_loop
+async def test_message_that_costs_more_than_is_left_of_a_share_waits() -> None:
+    """Fifty small adds cost nearly a share: with two of them in flight each, eight connections kept
+    a neighbour waiting behind eight hundred."""
+    shares = AppendShares(16 * MIB)
+    for number in range(8):
+        shares.began(f"flood-{number}", MIB)
+    waits = asyncio.ensure_future(shares.wait("flood-0", 2 * MIB))
+    fits = asyncio.ensure_future(shares.wait("flood-1", MIB))
+    await settle()
+    assert (waits.done(), fits.done()) == (False, True)
+    shares.ended("flood-0", MIB)
+    await waits
 
 
 @on_loop

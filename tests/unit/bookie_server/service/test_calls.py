@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import Callable, Coroutine
 
@@ -15,6 +16,8 @@ from spark_ledger.limits.bookie import BOOKIE_CALLS_MAX, BOOKIE_RECEIVING_MAX
 from spark_ledger.limits.entries import READ_CHUNK_BYTES_TARGET
 from spark_ledger.types import BookieStatus
 from tests.unit.virtual_time import run_in_virtual_time
+
+pytestmark = pytest.mark.leaves_open("AnswerRoom._look", reason="its service goes on")
 
 PART = READ_CHUNK_BYTES_TARGET
 """Of an answer; more is only the part that has a larger entry."""
@@ -425,5 +428,52 @@ def test_room_of_a_smaller_part_goes_to_who_waits_at_once() -> None:
         room.release()
         ends.set()
         await task
+
+    run_in_virtual_time(main())
+
+
+async def read(draw: random.Random) -> None:
+    await asyncio.sleep(draw.choice([0.0, 0.001]))
+    if draw.random() < 0.1:
+        raise OSError("the disk")
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_calls_that_end_at_any_moment_give_back_what_they_had_and_no_more(seed: int) -> None:
+    """Their clients leave, their reads fail, while they wait for room, read or write."""
+
+    async def main() -> None:
+        draw = random.Random(seed)
+        room = room_of(draw.choice([3, 12, 64]) * MIB, grace_s=9e9, unread_s=9e9, hang_up=nobody)
+        reading: set[asyncio.Task[None] | None] = set()
+
+        async def call(parts: list[int]) -> None:
+            for size in parts:
+                await room.reserve()
+                reading.add(asyncio.current_task())
+                try:
+                    await read(draw)
+                except BaseException:
+                    room.release()
+                    raise
+                finally:
+                    reading.discard(asyncio.current_task())
+                with room.hold(size, name()):
+                    await asyncio.sleep(draw.choice([0.0, 0.001, 0.003]))
+
+        def sizes() -> list[int]:
+            return draw.choices([1, MIB, 16 * MIB], (8, 4, 1), k=draw.randint(1, 5))
+
+        running = [asyncio.ensure_future(call(sizes())) for _number in range(40)]
+        for task in draw.sample(running, 25):
+            await asyncio.sleep(draw.choice([0.0, 0.0, 0.001]))
+            task.cancel()
+            assert room._reading >= len(reading), f"seed {seed}: a turn that was not had is back"
+            assert room._writing >= 0 and room.bytes_held >= 0
+        await asyncio.wait(running)
+        await asyncio.sleep(0)
+        kept = room._reading, room._writing, room.bytes_held, room._held
+        assert kept == (0, 0, 0, {}), f"seed {seed}"
+        assert not room._begun and not any(not turn.done() for turn in room._waiting)
 
     run_in_virtual_time(main())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pyarrow as pa
@@ -18,8 +19,10 @@ from spark_ledger.errors import (
     ConfigurationError,
     ConflictError,
     NoSuchStreamError,
+    OutcomeUnknownError,
     SchemaMismatchError,
 )
+from spark_ledger.metadata.memory import Outcome
 from tests.unit.connector.world import Cluster, Task, cluster, copied
 
 __all__ = ["cluster"]
@@ -178,6 +181,23 @@ def test_batch_write_with_a_version_happens_once(
         batch(monkeypatch, [("x", int(version)), ("y", int(version))], **named)
     assert [cluster.rows(name) for name in "xy"] == [[1, 2], [1, 2]]
     assert caplog.text.count("is skipped") == 2
+
+
+@pytest.mark.parametrize(
+    "named", [{"txnAppId": "app", "txnVersion": "1"}, {}], ids=["named", "nameless"]
+)
+def test_batch_commit_whose_reply_is_lost_is_repeated_only_under_a_name(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, named: dict[str, str]
+) -> None:
+    """Nobody could tell the repetition of a nameless one from other rows."""
+    cluster.create(name="x")
+    cluster.create(name="y")
+    looks = 4 if named else 2  # at the head of each stream, and at the record of its sink
+    cluster.faults = [("transaction", Outcome.LOST_REPLY)] + looks * [("get", Outcome.UNAVAILABLE)]
+    with nullcontext() if named else pytest.raises(OutcomeUnknownError):
+        batch(monkeypatch, [("x", 1), ("y", 2)], **named)
+    assert not cluster.faults and len(cluster.clock.pauses) == bool(named)
+    assert [cluster.rows(name) for name in "xy"] == [[1], [2]]
 
 
 def test_batch_write_with_a_version_that_some_streams_have_is_no_silent_loss(

@@ -52,6 +52,10 @@ from tests.unit.spark_ledger.client.world import run as run_in_world
 from tests.unit.spark_ledger.keeper.test_streams import closed_commits
 from tests.unit.spark_ledger.keeper.world import new_stream
 
+pytestmark = pytest.mark.leaves_open(
+    "BookieRegistry._keep", reason="the process of a bookie goes on"
+)
+
 NOW_S = 2_000_000_000.0
 HOUR_MS = 3_600_000
 

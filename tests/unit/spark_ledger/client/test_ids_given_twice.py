@@ -18,6 +18,10 @@ from spark_ledger.transport.memory import MemoryTransport
 from spark_ledger.types import BookieId, BookieInfo, LedgerId
 from tests.unit.bookie_server.storage.support import Machine, formatted
 
+pytestmark = pytest.mark.leaves_open(
+    "BookieRegistry._keep", reason="the process of a bookie goes on"
+)
+
 
 class World:
     """Real bookies without threads, and one metadata tree after the other."""

@@ -11,7 +11,7 @@ from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.reader import LedgerReader
 from spark_ledger.errors import ReadBeyondConfirmedError
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
-from spark_ledger.types import EntryId, LedgerMetadata, Versioned
+from spark_ledger.types import EntryId, Fragment, LedgerMetadata, Versioned
 from tests.unit.spark_ledger.client.world import World, run_virtually
 
 
@@ -292,3 +292,26 @@ def test_read_that_learns_of_a_younger_fragment_goes_on_where_it_was() -> None:
         await writer.close()
 
     run_virtually(test, bookies=6)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_reader_asks_those_whom_repair_has_named_since_it_was_opened(size: int) -> None:
+    """Repair changes who is in a fragment, and adds none."""
+
+    async def test(world: World) -> None:
+        client, repair = await world.client(), await world.client()
+        writer = await client.create_ledger(ensemble_size=size, write_quorum=size, ack_quorum=size)
+        await writer.append(b"0")
+        await writer.close()
+        reader = await client.open_ledger(writer.ledger_id)
+        old = reader.metadata.last_fragment.bookies
+        new = [bookie_id for bookie_id in world.bookies if bookie_id not in old][:size]
+        for gone, copy in zip(old, new, strict=True):
+            world.bookies[copy].ledgers.update(world.bookies[gone].ledgers)
+            world.kill(gone)
+        stored = await repair.context.ledgers.read(writer.ledger_id)
+        changed = stored.value.with_changes(fragments=(Fragment(EntryId(0), tuple(new)),))
+        await repair.context.ledgers.compare_and_set(changed, stored.version)
+        assert [entry.payload async for entry in reader.read(0, 0)] == [b"0"]
+
+    run_virtually(test, bookies=2 * size)

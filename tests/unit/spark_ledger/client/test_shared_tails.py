@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from spark_ledger.errors import (
 from spark_ledger.limits.client import TAIL_ENTRY_BYTES
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
 from spark_ledger.transport.base import LastConfirmed
-from spark_ledger.types import BookieStatus, EntryId
+from spark_ledger.types import BookieId, BookieStatus, EntryId, Fragment
 from spark_ledger.wire.frame import HmacDigest
 from tests.unit.spark_ledger.client.tails import (
     TAILS,
@@ -317,5 +318,43 @@ def test_tail_that_comes_while_the_metadata_are_read_for_others_reads_them_too()
         await asyncio.sleep(0.1)
         assert held.reads == 2
         await end(writer, following, [b"0"])
+
+    run(test)
+
+
+class Waiting:
+    """A tail that only waits; it asks the bookies of its fragment."""
+
+    def __init__(self, bookies: str, confirmed: int) -> None:
+        fragment = Fragment(EntryId(0), tuple(BookieId(each) for each in bookies))
+        self.following = confirmed + 1
+        self.last_add_confirmed = EntryId(confirmed)
+        self.metadata = SimpleNamespace(last_fragment=fragment)
+
+    async def wait_for_newer(self, wait_s: float) -> EntryId:
+        await asyncio.sleep(wait_s)
+        return self.last_add_confirmed
+
+
+@pytest.mark.parametrize(
+    ("bookies", "confirmed", "wait_s", "shares"),
+    [
+        ("abc", 5, 10.0, True),
+        ("abc", 5, 11.0, True),
+        ("abc", 5, 9.0, False),  # it would wait for longer than it wants to
+        ("abc", 4, 10.0, False),  # it would not be told of what the other knows
+        ("abc", 6, 10.0, False),
+        ("abd", 5, 10.0, False),  # those who are asked have no part in what is new
+    ],
+)
+def test_poll_is_shared_by_those_who_would_ask_the_same(
+    bookies: str, confirmed: int, wait_s: float, shares: bool
+) -> None:
+    async def test(world: World) -> None:
+        ledger = followed.FollowedLedger()
+        tails: list[Any] = [Waiting("abc", 5), Waiting(bookies, confirmed)]
+        calls = [ledger.poll(tail, wait) for tail, wait in zip(tails, (10.0, wait_s), strict=True)]
+        assert (calls[0] is calls[1]) == shares
+        await asyncio.gather(*(call.result() for call in set(calls)))
 
     run(test)

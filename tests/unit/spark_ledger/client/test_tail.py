@@ -91,6 +91,7 @@ def test_tail_delivers_what_bookies_confirm_while_zookeeper_is_away(changed: boo
     run(test)
 
 
+@pytest.mark.leaves_open("", reason="it follows until ZooKeeper is back")
 def test_tail_that_begins_while_zookeeper_is_away_delivers() -> None:
     async def test(world: World) -> None:
         writer = await (await world.client(explicit_lac_delay_s=0.01)).create_ledger()

@@ -150,3 +150,18 @@ def test_alarm_that_another_of_its_slot_cancels_does_not_ring() -> None:
         assert rung == ["first", "last"]
 
     asyncio.run(main())
+
+
+def test_closed_timer_calls_nobody_and_leaves_nothing_at_the_loop() -> None:
+    async def main() -> None:
+        timer, loop = Timer(), asyncio.get_running_loop()
+        rung: list[str] = []
+        timer.alarm(lambda: rung.append("set before")).set_by(loop.time() + 0.1)
+        timer.close()
+        assert timer._handle is None
+        timer.alarm(lambda: rung.append("set behind")).set_by(loop.time() + 0.2)
+        assert timer._handle is None
+        await asyncio.sleep(1.0)
+        assert rung == []
+
+    run_in_virtual_time(main())

@@ -12,7 +12,7 @@ from spark_ledger.config import ClientConfig
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
 from spark_ledger.transport.memory import MemoryTransport
-from spark_ledger.types import DEFAULT_RACK, BookieId, BookieInfo
+from spark_ledger.types import DEFAULT_RACK, BookieId, BookieInfo, BookieState
 from tests.contracts.scripted_bookie import ScriptedBookie
 from tests.unit.virtual_time import run_in_virtual_time
 
@@ -34,12 +34,12 @@ class World:
         for bookie_id in self.bookies:
             await self.register(bookie_id)
 
-    async def register(self, name: str) -> None:
+    async def register(self, name: str, state: BookieState = BookieState.WRITABLE) -> None:
         bookie_id = BookieId(name)
         registry = BookieRegistry(MemoryMetadataStore(self.tree))
         self._registries[bookie_id] = registry
         await registry.register(
-            BookieInfo(bookie_id, f"memory:{bookie_id}", rack=self.rack(bookie_id))
+            BookieInfo(bookie_id, f"memory:{bookie_id}", state, rack=self.rack(bookie_id))
         )
 
     def rack(self, name: str) -> str:
@@ -67,6 +67,8 @@ class World:
     async def close(self) -> None:
         for client in self._clients:
             await client.close()
+        for registry in self._registries.values():
+            await registry.deregister()
 
 
 @asynccontextmanager

@@ -178,7 +178,7 @@ def test_stream_of_which_much_waits_is_visited_at_each_pass() -> None:
             visits[name] += 1
             await visit(name, *arguments)
 
-        sweeper._visit = counting  # type: ignore[method-assign]
+        sweeper._visit = counting  # type: ignore[assignment, method-assign]
         await passes(keeper, clock, 50)
         assert visits == {"s": 5}
         assert (await stream.head()).earliest_commit == 12

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import random
+
+import pytest
 
 from spark_ledger.errors import NotFoundError
 from spark_ledger.keeper.nodes import ELECTED_PATH
 from spark_ledger.metadata.base import MetadataStore
-from tests.unit.spark_ledger.client.world import World, run_virtually
-from tests.unit.spark_ledger.keeper.world import Clock, keeper
+from tests.unit.spark_ledger.client.world import World, run, run_virtually
+from tests.unit.spark_ledger.keeper.world import Clock, keeper, passes
 
 
 async def elected(store: MetadataStore) -> bool:
@@ -58,3 +61,24 @@ def test_keeper_that_is_elected_no_more_packs_no_more() -> None:
         assert len(stopped) > 1 and not await elected(client.store)
 
     run_virtually(test)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_keepers_that_take_turns_count_each_second_of_work_once(seed: int) -> None:
+    """One that is elected again began anew: the grace of dropped rows is counted so (rule K8)."""
+
+    async def test(world: World) -> None:
+        draw, clock, worked_s = random.Random(seed), Clock(), 0.0
+        candidates = [await keeper(world, clock) for _ in range(2)]
+        for _ in range(8):
+            cared = draw.choice(candidates)
+            clock.now += draw.choice([0.0, 1000.0])
+            assert await cared.elect()
+            began = clock.now
+            await passes(cared, clock, 10 * draw.randint(1, 5))
+            await cared._save()
+            worked_s += clock.now - began
+            assert cared._worked_s() == pytest.approx(worked_s), f"seed {seed}"
+            await cared._election.resign()
+
+    run(test)

@@ -21,6 +21,10 @@ from spark_ledger.metadata.directory import BookieDirectory
 from spark_ledger.metadata.memory import Fault, MemoryTree, Outcome
 from spark_ledger.types import BookieId, BookieInfo, BookieState
 
+pytestmark = pytest.mark.leaves_open(
+    "BookieRegistry._keep", reason="the process of a bookie goes on"
+)
+
 
 def bookie(name: str, address: str = "127.0.0.1:1", state: str = "writable") -> BookieInfo:
     return BookieInfo(BookieId(name), address, BookieState(state))

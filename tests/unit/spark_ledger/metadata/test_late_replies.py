@@ -20,6 +20,10 @@ from spark_ledger.metadata.memory import MemoryTree
 from spark_ledger.types import BookieId, BookieInfo
 from tests.unit.spark_ledger.metadata.late_replies import LateReplies, once
 
+pytestmark = pytest.mark.leaves_open(
+    "BookieRegistry._keep", reason="the process of a bookie goes on"
+)
+
 
 def bookie(name: str) -> BookieInfo:
     return BookieInfo(BookieId(name), "127.0.0.1:1")

@@ -15,6 +15,10 @@ from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, MemoryTree,
 from spark_ledger.types import BookieId, BookieInfo, BookieState
 from tests.unit.virtual_time import run_in_virtual_time
 
+pytestmark = pytest.mark.leaves_open(
+    "BookieRegistry._keep", reason="the process of a bookie goes on"
+)
+
 B = BookieId("b")
 STATES = [state.value for state in BookieState]
 

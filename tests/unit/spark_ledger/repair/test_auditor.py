@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from spark_ledger.types import BookieId
 from tests.unit.spark_ledger.client.world import World, run_virtually
 from tests.unit.spark_ledger.repair.world import crew, give_cookies, lacking, lose, marked
 
 
+@pytest.mark.leaves_open("bookies that count as used", reason="some do, so that they come last")
 def test_bookie_that_came_back_is_lost_like_any_other_the_next_time() -> None:
     async def test(world: World) -> None:
         await give_cookies(world)

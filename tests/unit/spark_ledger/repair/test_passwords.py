@@ -34,6 +34,7 @@ class RealWorld:
         self.machines = {name: Machine(formatted(), keys=self) for name in names}
         self.serving = {name: machine.bookie for name, machine in self.machines.items()}
         self.registries = {name: self.registry() for name in names}
+        self._clients: list[LedgerClient] = []
 
     def registry(self) -> BookieRegistry:
         return BookieRegistry(MemoryMetadataStore(self.tree))
@@ -45,11 +46,19 @@ class RealWorld:
         self._keys.look_up_copy(ledger_id, answer)
 
     async def client(self, transport: MemoryTransport | None = None) -> LedgerClient:
-        return await LedgerClient.over(
+        client = await LedgerClient.over(
             MemoryMetadataStore(self.tree),
             transport or MemoryTransport(self.serving),
             ClientConfig(read_timeout_s=1.0),
         )
+        self._clients.append(client)
+        return client
+
+    async def close(self) -> None:
+        for client in self._clients:
+            await client.close()
+        for registry in self.registries.values():
+            await registry.deregister()
 
     async def lose(self, name: BookieId) -> None:
         del self.serving[name]
@@ -83,6 +92,7 @@ def run(test: Callable[[RealWorld], Awaitable[None]], bookies: int = 4) -> None:
             async with asyncio.timeout(30):
                 await test(world)
         finally:
+            await world.close()
             driving.cancel()
 
     asyncio.run(main())
@@ -210,7 +220,7 @@ def test_bookie_with_an_older_ledger_of_the_same_id_is_no_source() -> None:
         driving = asyncio.create_task(before.drive())
         earlier = await before.client()
         assert (await closed_ledger(earlier, 1)).ledger_id == ledger.ledger_id
-        await earlier.close()
+        await before.close()
         driving.cancel()
         older = before.machines[name]
         world.machines[only] = older

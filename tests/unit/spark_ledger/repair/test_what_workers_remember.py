@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from spark_ledger.repair.nodes import mark
 from spark_ledger.types import BookieId, LedgerId
+from tests.contracts.scripted_bookie import ScriptedBookie
 from tests.unit.spark_ledger.client.world import World, run_virtually
 from tests.unit.spark_ledger.repair.test_worker import filled
 from tests.unit.spark_ledger.repair.world import crew, lose, marked
@@ -60,3 +63,33 @@ def test_ledger_that_another_worker_repaired_is_paused_no_more() -> None:
         assert await marked(world) == {}
 
     run_virtually(test, bookies=4)
+
+
+def test_bookie_that_leaves_and_comes_back_ends_the_pauses_each_time() -> None:
+    """What waits for it is tried at once, also when it was there before."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await filled(client)
+        await writer.close()
+        first, spare = min(writer.metadata.last_fragment.bookies), BookieId("b9")
+        world.bookies[spare] = ScriptedBookie()
+        cared = await crew(world)
+        await lose(world, first)
+        await mark(client.store, writer.ledger_id, frozenset([BookieId(first)]), 2)
+        assert await cared.worker.run_pass() == 1
+        for _ in range(3):
+            assert await cared.worker.run_pass() == 0, "nobody is there who could take the copies"
+            await world.register(spare)
+            await asyncio.sleep(1.5)
+            assert await cared.worker.run_pass() == 1, "it is there, and takes none yet"
+            await world._registries[spare].deregister()
+            await asyncio.sleep(1.5)
+        world.revive(spare)
+        assert await cared.worker.run_pass() == 0
+        await world.register(spare)
+        await asyncio.sleep(1.5)
+        assert await cared.worker.run_pass() == 1
+        assert await marked(world) == {}
+
+    run_virtually(test)

@@ -354,6 +354,7 @@ def test_ledger_that_is_marked_again_meanwhile_keeps_its_mark(
     run_virtually(test, bookies=6)
 
 
+@pytest.mark.leaves_open("bookies that count as used", reason="one counts, so that it is avoided")
 def test_lost_members_of_one_fragment_get_bookies_that_differ() -> None:
     """Also if one bookie is the best for each of them."""
 

@@ -93,6 +93,24 @@ def test_query_without_ledgers_is_passed_over(listener: LedgerListener, lines: l
     assert "{" not in listener.metrics_text()
 
 
+@pytest.mark.parametrize("reads", [True, False])
+@pytest.mark.parametrize("writes", [True, False])
+def test_query_has_a_line_and_numbers_if_it_reads_or_writes_a_stream(
+    listener: LedgerListener, lines: list[str], reads: bool, writes: bool
+) -> None:
+    """Its other end may be anything: Kafka, files, a table."""
+    listener.onQueryStarted(event())
+    if writes:
+        send(RUN, WRITE)
+        until(lambda: arrived(listener._inboxes[RUN], 7, 1))
+    listener.onQueryProgress(progressed(stream() if reads else {"endOffset": "5"}))
+    said = [[part in line for part in ("clicks at", "write by 1 tasks")] for line in lines]
+    assert said == ([[reads, writes]] if reads or writes else [])
+    page = listener.metrics_text()
+    assert ("spark_ledger_source_rows_total{" in page) == reads
+    assert ('spark_ledger_task_rows_total{query="copy",kind="write"} 25' in page) == writes
+
+
 def test_metrics_add_up_counters_and_keep_the_last_value_of_gauges(
     listener: LedgerListener,
 ) -> None:

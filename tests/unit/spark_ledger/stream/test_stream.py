@@ -237,7 +237,7 @@ def test_a_position_behind_the_end_is_refused(monkeypatch: pytest.MonkeyPatch) -
         stream = await new()
         await stream.append(table(0, 3))
         for start, end in ((Dlsn(2), "latest"), (Dlsn(1, 0, 1), "latest"), ("earliest", Dlsn(5))):
-            with pytest.raises(ConfigurationError, match="behind the end"):
+            with pytest.raises(ConfigurationError, match=r"behind the end.*; the stream may have"):
                 await numbers(stream.read(start, end))
         assert await numbers(stream.read(Dlsn(1))) == []
         assert await numbers(stream.read("latest", "earliest")) == []

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from functools import wraps
 
+import pytest
+
 from spark_ledger.limits.client import LOOP_LATE_S
 from spark_ledger.transport.answer_timeout import AnswerTimeout
 from tests.unit.virtual_time import run_in_virtual_time, stand_still
@@ -39,6 +41,7 @@ class Call:
 
 
 def in_virtual_time(test: Callable[[], Coroutine[object, object, None]]) -> Callable[[], None]:
+    @pytest.mark.leaves_open("AnswerTimeout._look", reason="its call goes on")
     @wraps(test)
     def run() -> None:
         run_in_virtual_time(test())

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 
 import grpc
 import grpc.aio
@@ -56,7 +57,8 @@ class Bookies:
 
 
 def describe() -> Description:
-    return Description("c", "1", "writable", 0, 0, 0, 0, 0.0)
+    """Each figure another one."""
+    return Description("c", "1", "writable", 1, 2, 3, 4, 5.5, 6, 7.5, 8, 9)
 
 
 class Relay:
@@ -191,6 +193,16 @@ async def test_a_bookie_that_moved_is_followed(bookies: Bookies) -> None:
         (BookieStatus.UNAVAILABLE, 1),
     ]
     assert [run.first_entry for run in new.adds] == [2]
+    await transport.close()
+
+
+@on_loop
+async def test_what_a_bookie_says_of_itself_arrives_under_its_name(bookies: Bookies) -> None:
+    port = await bookies.start(ScriptedBookie())
+    transport = GrpcTransport(lambda _bookie_id: f"127.0.0.1:{port}")
+    arrived, said = await transport.describe(BOOKIE, timeout_s=5), asdict(describe())
+    assert arrived._asdict() == {"bookie_id": BOOKIE, **said}
+    assert len(set(said.values())) == len(said), "or two that are exchanged look right"
     await transport.close()
 
 
@@ -414,7 +426,7 @@ async def test_a_striped_read_that_breaks_names_the_entry_it_wants_next(bookies:
     bookie = ScriptedBookie()
     port = await bookies.start(bookie)
     transport = GrpcTransport(lambda _bookie_id: f"127.0.0.1:{port}")
-    bookie.watch_last_confirmed(LEDGER, lambda: None)  # makes the ledger
+    bookie.watch_last_confirmed(LEDGER, lambda: None)()  # makes the ledger
     bookie.ledgers[LEDGER].entries = {entry: bytes(600_000) for entry in range(12)}
     read, reads = bookie.read, 0
 
@@ -438,7 +450,7 @@ async def test_time_that_the_caller_takes_between_chunks_does_not_count(bookies:
     bookie = ScriptedBookie()
     port = await bookies.start(bookie)
     transport = GrpcTransport(lambda _bookie_id: f"127.0.0.1:{port}")
-    bookie.watch_last_confirmed(LEDGER, lambda: None)  # makes the ledger
+    bookie.watch_last_confirmed(LEDGER, lambda: None)()  # makes the ledger
     bookie.ledgers[LEDGER].entries = {entry: bytes(600_000) for entry in range(30)}
     found: list[int] = []
     async for chunk in transport.read(BOOKIE, LEDGER, EntryId(0), EntryId(29), timeout_s=0.5):

@@ -250,6 +250,38 @@ def test_call_and_message_end_the_rest_of_the_guard(monkeypatch: pytest.MonkeyPa
     asyncio.run(main())
 
 
+def test_guard_that_was_woken_often_looks_no_more_often_than_before() -> None:
+    """A rest that a client ends gives way to the next look, and does not go on beside it."""
+    looks = count()
+
+    async def main() -> tuple[int, int]:
+        def used() -> int:
+            return next(looks) * 0
+
+        async def relieve() -> int:
+            return 0
+
+        guard = MemoryGuard(
+            1_000 * MIB, relieve, lambda _is_short: None, calls=lambda: 0, used=used
+        )
+        guard.start()
+        found = []
+        for wakes in (0, 60):
+            for _wake in range(wakes):
+                await asyncio.sleep(1.3)
+                assert guard._is_resting
+                guard.sign()
+            await asyncio.sleep(3.0)
+            before = next(looks)
+            await asyncio.sleep(10.0)
+            found.append(next(looks) - before)
+        guard.stop()
+        return found[0], found[1]
+
+    idle, woken = run_in_virtual_time(main())
+    assert woken <= 1.5 * idle, "it would be twice as often after each rest"
+
+
 @pytest.mark.parametrize(("memory_s", "per_second"), [(0.5, 4), (0.146, 8)])
 def test_looks_of_all_parts_of_an_idle_bookie_are_taken_together(
     memory_s: float, per_second: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -34,7 +35,11 @@ class Writer:
     """A journal of fences whose posts wait until they are run."""
 
     def __init__(
-        self, files: FileSystem, end: Mark = START_OF_JOURNAL, file_bytes: int = 68 * KIB
+        self,
+        files: FileSystem,
+        end: Mark = START_OF_JOURNAL,
+        file_bytes: int = 68 * KIB,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.posted: deque[Callable[[], None]] = deque()
         self.fatal: list[str] = []
@@ -49,6 +54,7 @@ class Writer:
             post=self.posted.append,
             on_fatal=self.fatal.append,
             new_salt=lambda: next(salts),
+            clock=clock,
         )
 
     def append(self, *ledgers: int) -> None:

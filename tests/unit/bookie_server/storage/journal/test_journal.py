@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import random
 import threading
 from pathlib import Path
 
@@ -257,3 +258,27 @@ def test_every_file_has_its_own_salt() -> None:
 def salt_of(files: MemoryFileSystem, number: int) -> int:
     path: Path = journal_path(DIRECTORY, number)
     return read_file_header(files.open(path), number).salt
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_time_without_a_sync_counts_while_anybody_waits(files: MemoryFileSystem, seed: int) -> None:
+    """Since the last sync, or since it was asked for something. What is queued behind a batch waits
+    too, and comes when nobody appends any more: then only this says that the disk hangs (S15)."""
+    draw, now = random.Random(seed), [100.0]
+    writer, appended, since = Writer(files, clock=lambda: now[0]), 0, None
+    for _step in range(60):
+        now[0] += draw.random()
+        if draw.random() < 0.5:
+            count = draw.randint(1, 30)  # up to 12 make a batch
+            writer.append(*range(appended, appended + count))
+            appended += count
+            since = now[0] if since is None else since
+        else:
+            writer.journal.commit_pending()
+            writer.run_posted()
+            since = now[0] if len(writer.answers) < appended else None
+        waited_s = 0.0 if since is None else now[0] - since
+        assert writer.journal.unsynced_s == pytest.approx(waited_s), f"seed {seed}"
+        now[0] += 1.0
+        waited_s += 0.0 if since is None else 1.0
+        assert writer.journal.unsynced_s == pytest.approx(waited_s), f"seed {seed}"

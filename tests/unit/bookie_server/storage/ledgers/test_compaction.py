@@ -12,8 +12,9 @@ import pytest
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
 from bookie_server.storage.journal.files import journal_numbers
 from bookie_server.storage.ledgers.compaction import Compactor
-from bookie_server.storage.ledgers.directory_space import Stopped
+from bookie_server.storage.ledgers.directory_space import DirectorySpace, Stopped
 from bookie_server.storage.ledgers.entry_log import EntryLogReader, EntryLogWriter, log_ids
+from bookie_server.storage.ledgers.lacking import NO_LOG, Lack
 from spark_ledger.limits import KIB, MIB
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from tests.crash.disk import after_kill
@@ -331,6 +332,44 @@ def test_gap_filled_while_its_block_is_copied_keeps_the_old_log_for_the_next_pas
     compact(small)
     assert 1 not in logs(small)[0]
     assert small.held(6) == expected(6, [0, 2, 5, 9])
+
+
+@pytest.mark.parametrize("whole_index", [False, True])
+@pytest.mark.parametrize(
+    ("owner", "step"),
+    [
+        (EntryLogReader, "open_log"),
+        (EntryLogReader, "read_block"),
+        (EntryLogWriter, "sync"),
+        (DirectorySpace, "_move"),
+    ],
+)
+def test_log_that_is_found_damaged_while_it_is_copied_stays_until_copies_came(
+    small: Machine, monkeypatch: pytest.MonkeyPatch, owner: type, step: str, whole_index: bool
+) -> None:
+    """At any step: the scrub goes by its own cadence."""
+    mixed(small)
+    delete(small, 2)
+    first, real = logs(small)[0][0], getattr(owner, step)
+    lacking = small.bookie._storage._stores[0].lacking
+    lack = Lack(LedgerId(4), EntryId(0), EntryId(9), NO_LOG if whole_index else first)
+
+    def found(*given: object) -> object:
+        outcome = real(*given)
+        monkeypatch.undo()
+        lacking.add([lack])
+        return outcome
+
+    monkeypatch.setattr(owner, step, found)
+    compact(small)
+    assert lacking.count == 1 and first in logs(small)[0]
+    compact(small)
+    assert first in logs(small)[0], "who looks for what is left of the block finds it"
+    lacking.remove([lack])
+    compact(small)
+    assert first not in logs(small)[0]
+    for ledger_id in (4, 6):
+        assert small.held(ledger_id) == expected(ledger_id, range(30))
 
 
 def test_orphans_of_a_crash_are_removed(small: Machine) -> None:

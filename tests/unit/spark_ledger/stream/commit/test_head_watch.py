@@ -49,6 +49,32 @@ def test_wait_reads_the_head_once_per_change() -> None:
     run(scenario())
 
 
+def test_wait_through_a_handle_that_was_closed_watches_as_long_as_it_lasts() -> None:
+    """Who follows a stream keeps its handle; somebody else has closed it, as the last user did."""
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await new(ledgers)
+        other, streams = another(ledgers)
+        waiter = await streams.open("s")
+        watches = other.store._watches
+        waits = [
+            asyncio.ensure_future(waiter.wait_for_commit(after_segment=0, timeout_s=s))
+            for s in (0.01, 30)
+        ]
+        await asyncio.sleep(0)
+        await waiter.close()
+        await waits[0]
+        assert len(watches) == 1, "the other one still waits"
+        await stream.append(table(0))
+        assert (await waits[1]).next_segment == 1
+        assert watches == []
+        assert (await waiter.wait_for_commit(after_segment=1, timeout_s=0.01)).next_segment == 1
+        assert watches == [], "nor does a later one leave its own"
+
+    run(scenario())
+
+
 def test_tail_of_a_stream_that_went_back_fails_before_it_passes_over_rows() -> None:
     """After a restore of ZooKeeper numbers that the tail has read are given to other commits."""
 
