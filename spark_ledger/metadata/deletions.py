@@ -70,8 +70,10 @@ class Deletions:
             self._timer.cancel()
             self._begin()
         if self._giving is not None:
-            await asyncio.wait([self._giving], timeout=DELETION_SIGN_CLOSE_S)
-            await cancel(self._giving)
+            try:
+                await asyncio.wait([self._giving], timeout=DELETION_SIGN_CLOSE_S)
+            finally:
+                await cancel(self._giving)
 
     def _begin(self) -> None:
         self._timer = None
