@@ -44,7 +44,13 @@ def run_in_virtual_time(main: Coroutine[object, object, T]) -> T:
     """The result of ``main``. Fails if everybody waits and no timer is set, and after some minutes
     of its time: who looks again and again for ever would hang."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(asyncio.wait_for(main, _LASTS_S_MAX))
+        return runner.run(_bounded(main))
+
+
+async def _bounded(main: Coroutine[object, object, T]) -> T:
+    """In the task of the test: whoever counts tasks finds no other."""
+    async with asyncio.timeout(_LASTS_S_MAX):
+        return await main
 
 
 def stand_still(seconds: float) -> None:
