@@ -293,9 +293,14 @@ class LedgerClient:
             ending.push_async_callback(context.transport.close)
             ending.push_async_callback(context.suspects.close)
             ending.callback(context.timer.close)
-            for writer in list(context.writers):
-                ending.push_async_callback(writer.abandon)
+            ending.push_async_callback(self._abandon_writers)
             ending.push_async_callback(self._left_open.close)
+
+    async def _abandon_writers(self) -> None:
+        """Also those that came while others were closed."""
+        async with AsyncExitStack() as ending:
+            for writer in list(self._context.writers):
+                ending.push_async_callback(writer.abandon)
 
     async def __aenter__(self) -> Self:
         return self
