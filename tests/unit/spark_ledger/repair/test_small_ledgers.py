@@ -12,7 +12,7 @@ from spark_ledger.metadata.memory import Fault, MemoryMetadataStore
 from spark_ledger.repair.nodes import FAILED_PATH, mark
 from spark_ledger.repair.status import look
 from spark_ledger.transport.base import ListedEntries
-from spark_ledger.types import BookieId, LedgerId, LedgerMetadata, Versioned
+from spark_ledger.types import BookieId, Fragment, LedgerId, LedgerMetadata, Versioned
 from tests.unit.spark_ledger.client.world import World, run_virtually
 from tests.unit.spark_ledger.repair.test_checker import closed, wipe
 from tests.unit.spark_ledger.repair.test_locks import lost_one
@@ -92,11 +92,9 @@ def test_metadata_of_a_server_that_lags_behind_the_mark_are_read_again(
             found = await real(asked)
             if is_missing:
                 raise NoSuchLedgerError(f"no ledger {asked}")
-            ensemble = (*found.value.fragments[0].bookies[1:], BookieId("b9"))
-            fragment = found.value.fragments[0]
-            old = found.value.with_changes(
-                fragments=(type(fragment)(fragment.first_entry, ensemble),)
-            )
+            (fragment,) = found.value.fragments
+            others = Fragment(fragment.first_entry, (*fragment.bookies[1:], BookieId("b9")))
+            old = found.value.with_changes(fragments=(others,))
             return Versioned(old, found.version)
 
         monkeypatch.setattr(ledgers, "read", lagging)
