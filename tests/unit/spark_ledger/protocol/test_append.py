@@ -45,7 +45,7 @@ def test_only_a_writer_of_an_open_ledger() -> None:
 
 def test_misuse_by_the_shell_is_refused() -> None:
     writer = Writer()
-    with pytest.raises(AssertionError, match="carries entries"):
+    with pytest.raises(AssertionError, match="checks before it adds"):
         writer.add(0)
     with pytest.raises(AssertionError, match="not an event of a writer"):
         writer.machine.handle(LengthRead(0, EntryId(-1)), 0.0)
