@@ -333,6 +333,42 @@ def test_state_is_announced_although_no_disk_says_how_much_is_free() -> None:
     asyncio.run(main())
 
 
+def test_change_that_comes_while_another_is_announced_is_announced_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And not at the next interval."""
+    monkeypatch.setattr(registration, "BOOKIE_REFRESH_INTERVAL_S", 3600.0)
+
+    async def main() -> None:
+        store = MemoryMetadataStore(MemoryTree())
+        registry, state = BookieRegistry(store), [BookieState.WRITABLE]
+        announced = Registration(
+            registry,
+            BookieInfo(BookieId("b1"), "h:1"),
+            state=lambda: state[0],
+            free_bytes=lambda: 7,
+        )
+        await announced.start()
+        register = registry.register
+
+        async def late(info: BookieInfo) -> None:
+            await register(info)
+            if info.state is BookieState.READ_ONLY:
+                state[0] = BookieState.WRITABLE
+                announced.refresh_soon()
+                await asyncio.sleep(0)
+
+        monkeypatch.setattr(registry, "register", late)
+        for _ in range(2):
+            state[0] = BookieState.READ_ONLY
+            announced.refresh_soon()
+            await asyncio.sleep(0.01)
+            await until_announced(store, BookieState.WRITABLE)
+        await announced.stop()
+
+    asyncio.run(main())
+
+
 async def until_announced(store: MemoryMetadataStore, state: BookieState) -> BookieInfo:
     looking = BookieRegistry(store)
     async with asyncio.timeout(10):

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from spark_ledger.errors import NotFoundError
-from spark_ledger.keeper.nodes import ELECTED_PATH
+from spark_ledger.keeper.nodes import ELECTED_PATH, read_state
 from spark_ledger.metadata.base import MetadataStore
 from tests.unit.spark_ledger.client.world import World, run, run_virtually
 from tests.unit.spark_ledger.keeper.world import Clock, keeper, passes
@@ -80,5 +80,20 @@ def test_keepers_that_take_turns_count_each_second_of_work_once(seed: int) -> No
             worked_s += clock.now - began
             assert cared._worked_s() == pytest.approx(worked_s), f"seed {seed}"
             await cared._election.resign()
+
+    run(test)
+
+
+def test_error_of_a_pass_is_told_until_the_next_pass_goes_well() -> None:
+    async def test(world: World) -> None:
+        clock = Clock()
+        cared = await keeper(world, clock)
+        assert await cared.elect()
+        for error in ("the store is away", "", "a ledger cannot be recovered", "", ""):
+            cared._last_error = error or cared._last_error
+            await passes(cared, clock, 10)
+            await cared._save()
+            state = await read_state(cared._store)
+            assert state is not None and state.value.last_error == error
 
     run(test)

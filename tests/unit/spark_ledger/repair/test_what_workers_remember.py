@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from spark_ledger.repair.nodes import mark
+from spark_ledger.metadata.json_nodes import read_node
+from spark_ledger.repair.nodes import DONE_PATH, RepairDone, mark
 from spark_ledger.types import BookieId, LedgerId
 from tests.contracts.scripted_bookie import ScriptedBookie
 from tests.unit.spark_ledger.client.world import World, run_virtually
@@ -91,5 +92,20 @@ def test_bookie_that_leaves_and_comes_back_ends_the_pauses_each_time() -> None:
         await asyncio.sleep(1.5)
         assert await cared.worker.run_pass() == 1
         assert await marked(world) == {}
+
+    run_virtually(test)
+
+
+def test_repairs_that_take_long_are_counted_whole_though_others_are_written_down_meanwhile() -> (
+    None
+):
+    async def test(world: World) -> None:
+        client, cared = await world.client(), await crew(world)
+        under_way = cared.worker._uncounted  # a repair counts in it to its end
+        for copied in (5, 7, 11):
+            under_way["bytes"] += copied
+            await cared.worker._count()
+        done = await read_node(client.store, RepairDone, DONE_PATH)
+        assert done is not None and done.value.copied_bytes == 5 + 7 + 11
 
     run_virtually(test)

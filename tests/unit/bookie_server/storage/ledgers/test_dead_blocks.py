@@ -251,3 +251,16 @@ def test_dead_blocks_are_kept_by_log_once_and_bounded(monkeypatch: pytest.Monkey
     assert [hole.offset for hole in more.pop(1)] == [8192, 94_208]
     more.add(BlockLocation(3, 4096, 40 * KIB))
     assert more.pop(3) == [(8192, 36 * KIB)] and len(more.pop(2)) == 1 and more.pop(2) == []
+
+
+def test_blocks_that_were_taken_over_make_room_for_as_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For years: what is counted and not there would end it, unnoticed."""
+    monkeypatch.setattr(dead_blocks, "DEAD_BLOCKS_MAX", 4)
+    blocks, taken = DeadBlocks(), DeadBlocks()
+    for log_id in range(1, 10):
+        for offset in (4096, 90_112, 180_224):
+            blocks.add(BlockLocation(log_id, offset, 40 * KIB))
+        taken.take_from(blocks)
+        assert len(taken.pop(log_id)) == 3, f"round {log_id}"
