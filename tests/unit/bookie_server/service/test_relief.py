@@ -59,6 +59,7 @@ def test_those_who_wait_are_spared_only_while_others_are_to_blame(
         service._sessions = {Stream(peer, is_read=peer not in waiting) for peer in "abc"}
         assert await service.relieve() == len(blamed)
         assert sorted(ended) == list(blamed)
+        service._sessions = set()
         service.close()
 
     asyncio.run(main())

@@ -153,36 +153,6 @@ def test_bookie_that_hangs_is_not_waited_for_at_each_ledger(
     run_virtually(test, bookies=4)
 
 
-def test_bookie_that_takes_its_time_for_each_of_many_pages_does_not_count_as_hung(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Only a question that is not answered in time says so, and not the sum of several."""
-
-    async def test(world: World) -> None:
-        client = await world.client()
-        writers = [await closed(client) for _ in range(2)]
-        checking, asked = Checking(client), 0
-        checking.checker._timeout_s = 1.0
-        ask = client.context.transport.list_entries
-
-        async def list_entries(bookie_id: BookieId, *more: Any, **named: Any) -> ListedEntries:
-            nonlocal asked
-            page = await ask(bookie_id, *more, **named)
-            if bookie_id != "b1":
-                return page
-            asked += 1
-            await asyncio.sleep(0.4)
-            is_last = page.next_entry is None
-            return ListedEntries(BookieStatus.UNAVAILABLE, []) if is_last else page
-
-        monkeypatch.setattr(client.context.transport, "list_entries", list_entries)
-        for number, writer in enumerate(writers, start=1):
-            assert (await checking.checker.check(writer.ledger_id)).silent
-            assert asked > 3 * number, "it is asked about the next ledger as well"
-
-    run_virtually(test, bookies=4)
-
-
 # -- ledgers that were closed ----------------------------------------------------------------------
 
 

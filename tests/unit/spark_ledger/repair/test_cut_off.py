@@ -10,12 +10,10 @@ import pytest
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.metadata.repair_locks import LOCKS_PATH
 from spark_ledger.repair import decommission
-from spark_ledger.repair.auditor import AuditorConfig
 from spark_ledger.repair.decommission import drain
 from spark_ledger.repair.locking import repair_lock
 from spark_ledger.repair.nodes import mark
 from spark_ledger.repair.rebalance import Rebalance
-from spark_ledger.repair.service import RepairConfig, run_repair
 from spark_ledger.repair.worker import WorkerConfig
 from spark_ledger.transport.memory import MemoryTransport
 from spark_ledger.types import BookieId, LedgerId
@@ -78,13 +76,6 @@ def test_pass_that_is_cut_off_at_any_wait_is_done_by_the_next() -> None:
     assert run_in_virtual_time(cut_off_at_each_wait(one)) > 5
 
 
-async def _work(client: LedgerClient, _name: BookieId) -> None:
-    stop = asyncio.Event()
-    asyncio.get_running_loop().call_later(0.2, stop.set)
-    audit = AuditorConfig(lost_bookie_delay_s=0.0, pass_s=0.05, reads_per_s=1e6)
-    await run_repair(client, RepairConfig(audit, WORK), stop)
-
-
 async def _drain(client: LedgerClient, name: BookieId) -> None:
     await drain(client, name, WORK, told=lambda _named: None)
 
@@ -93,7 +84,7 @@ async def _rebalance(client: LedgerClient, _name: BookieId) -> None:
     await Rebalance(client, REBALANCE).run()
 
 
-@pytest.mark.parametrize("role", [_work, _drain, _rebalance])
+@pytest.mark.parametrize("role", [_drain, _rebalance])
 def test_role_that_ends_or_is_cut_off_at_any_wait_leaves_nothing_running(
     monkeypatch: pytest.MonkeyPatch, role: Callable[[LedgerClient, BookieId], Awaitable[None]]
 ) -> None:
@@ -108,8 +99,6 @@ def test_role_that_ends_or_is_cut_off_at_any_wait_leaves_nothing_running(
             ledgers = await before_it_came(world, client, 3)
             metadata = await client.ledger_metadata(ledgers[0])
             name = BookieId(min(metadata.last_fragment.bookies))
-            if role is _work:
-                await lose(world, name)
             before = asyncio.all_tasks()
             was_cut = await cut_off(role(working, name), wait)
             assert asyncio.all_tasks() == before, f"cut off at wait {wait}"
