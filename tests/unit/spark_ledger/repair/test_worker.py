@@ -14,6 +14,7 @@ from spark_ledger.errors import FencedError, LedgerError
 from spark_ledger.metadata.json_nodes import read_node
 from spark_ledger.metadata.unsettled import id_path
 from spark_ledger.repair.copying import Copier
+from spark_ledger.repair.ledger import LedgerRepair
 from spark_ledger.repair.nodes import DONE_PATH, FAILED_PATH, FailedRepair, RepairDone, mark
 from spark_ledger.types import BookieId, BookieStatus, LedgerId
 from tests.contracts.scripted_bookie import ScriptedBookie
@@ -334,15 +335,16 @@ def test_ledger_that_is_marked_again_meanwhile_keeps_its_mark(
         await lose(world, first)
         store = client.store
         await mark(store, writer.ledger_id, frozenset([BookieId(first)]), 2)
-        copy, losses = Copier.copy, [second]
+        repair, losses = LedgerRepair.run, [second]
 
-        async def copy_while_another_is_lost(*args: Any) -> None:
-            await copy(*args)
+        async def run_and_lose_another(*args: Any) -> Any:
+            repaired = await repair(*args)
             if losses:
                 await mark(store, writer.ledger_id, frozenset([BookieId(losses[0])]), 2)
                 await lose(world, losses.pop())
+            return repaired
 
-        monkeypatch.setattr(Copier, "copy", copy_while_another_is_lost)
+        monkeypatch.setattr(LedgerRepair, "run", run_and_lose_another)
         cared = await crew(world)
         await cared.worker.run_pass()
         assert await marked(world) == {writer.ledger_id: 2}
