@@ -165,12 +165,9 @@ class Replication:
                 continue  # its appender is closed; a replacement is sent all that is unconfirmed
             if member.paused_until is not None:
                 continue  # it is sent everything once it is asked again
-            if member.sent_to <= member.acked_to:
+            if not self._owes(member):
                 member.starts_to_owe(first, now)
-            due = self._last_of(index)
-            if due >= first:
-                member.sent_to = due
-                commands.append(SendEntries(index, EntryId(first), EntryId(due)))
+            commands.extend(self._send(index, first))
         self._check()
         return commands
 

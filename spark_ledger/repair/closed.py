@@ -28,7 +28,7 @@ from spark_ledger.limits.repair import (
 )
 from spark_ledger.metadata.json_nodes import read_node, write_node
 from spark_ledger.metadata.ledgers import LEDGERS_PATH
-from spark_ledger.metadata.unsettled import OPEN_PATH, newest_pages, pages
+from spark_ledger.metadata.unsettled import IDS_PER_PAGE, OPEN_PATH, newest_pages, pages
 from spark_ledger.repair.checker import Checked, Checker, CheckerConfig
 from spark_ledger.repair.nodes import CLOSED_PATH, STATE_PATH, AuditState, ClosedState
 from spark_ledger.types import BookieId, LedgerId
@@ -132,7 +132,7 @@ class ClosedCheck:
             new = {each for each in ids if each > above}
             new |= within(ids, () if known is None else known.gaps)
         if not self._begun or found != self._seen:
-            self._gaps = gaps(ids, newest[0].number * 10_000 - 1 if newest else 0)
+            self._gaps = gaps(ids, newest[0].number * IDS_PER_PAGE - 1 if newest else 0)
         self._begun, self._seen = True, found
         return new
 

@@ -53,11 +53,11 @@ _FIELDS_MAX: Final = 32
 them is newer, or wants us to be busy."""
 
 _SMALL_BYTES_MAX: Final = 16 * KIB
-"""An add that protobuf may encode and decode by itself: what a hostile one can make of so few bytes
-is no danger, and copies of them cost nothing."""
+"""An add that protobuf may encode by itself: a copy of so few bytes costs nothing."""
 
 _TOGETHER_BYTES_MAX: Final = 64 * KIB
-"""Small adds that are decoded at once: so little takes no time from others."""
+"""Small adds that protobuf may decode by itself, all at once: so little takes no time from others,
+and what a hostile client can make of it is no danger."""
 
 _NUMBER_BYTES_MAX: Final = 10 + 5
 """An entry id and a size, of each frame."""

@@ -189,8 +189,7 @@ class LedgerStorage:
         Service thread. A yes may be out of date, as the flush can end at any moment. Then
         ``on_flushed`` is still to come, and whoever waits is looked at again.
         """
-        cache = self._stores[ledger_id % self._store_count].cache
-        return cache.is_frozen_beside(self._active_bytes_max)
+        return self.store_of(ledger_id).cache.is_frozen_beside(self._active_bytes_max)
 
     def place_for(self, ledger_id: LedgerId, block: Block) -> RunPlace | None:
         """What the journal settles for a run that is written once; None if it is too small."""
@@ -208,7 +207,7 @@ class LedgerStorage:
         run = cached.run
         ledger_id = run.ledger_id
         assert ledger_record.last_entry >= run.last_entry, "the ledger record covers the run"
-        store = self._stores[ledger_id % self._store_count]
+        store = self.store_of(ledger_id)
         is_full = store.cache.is_frozen_beside(self._active_bytes_max)
         assert not is_full, "an add waits until there is room"
         active_bytes = store.cache.add(cached)
@@ -218,7 +217,7 @@ class LedgerStorage:
 
     def ledger_record(self, ledger_id: LedgerId) -> LedgerRecord | None:
         """See ``DirectoryStore.ledger_record``."""
-        return self._stores[ledger_id % self._store_count].ledger_record(ledger_id)
+        return self.store_of(ledger_id).ledger_record(ledger_id)
 
     def set_ledger_record(self, ledger_id: LedgerId, ledger_record: LedgerRecord) -> None:
         """See ``DirectoryStore.set_ledger_record``."""
