@@ -62,6 +62,11 @@ _IN_PLACE_SYNC_S_MAX: Final = 0.002
 _IN_PLACE_WAIT_S: Final = 0.01
 """No longer, when it is slow all the same: a disk that hangs must not stop the loop."""
 
+_IN_PLACE_PAUSE_SHARE: Final = 50
+"""A wait that took longer than such a sync is the last one for so many times as long. The disk may
+be quick and the thread that syncs wait for the interpreter, behind a flush: then each message of
+many clients would stop the loop, and all others with it."""
+
 
 class Journal:
     """One journal in one directory.
@@ -131,6 +136,7 @@ class Journal:
         # Service thread. Others read the number for statistics only.
         self._in_batch = False
         self._bytes_in_flight = 0
+        self._in_place_from = 0.0  # by the clock: when a batch may be waited for again
         # Whoever starts and closes the journal: one thread, before and after all others.
         self._thread: threading.Thread | None = None
         # Committer.
@@ -243,10 +249,14 @@ class Journal:
             handed = HandedBatch(self._handed_back) if self._is_fast_in_place() else None
             self._handed = handed
             self._sleeping = False
+        began = self._clock()
         self._alarm.ring()
         if handed is None:
             return
         handed.wait(_IN_PLACE_WAIT_S)
+        waited_s = self._clock() - began
+        if waited_s > _IN_PLACE_SYNC_S_MAX:
+            self._in_place_from = began + _IN_PLACE_PAUSE_SHARE * waited_s
         with self._lock:
             self._handed = None
             batch = handed.take_back()
@@ -269,6 +279,7 @@ class Journal:
             and self.durable_mark.offset + 2 * _IN_PLACE_BYTES_MAX < self._file_bytes
             and 0.0 < sync_s <= _IN_PLACE_SYNC_S_MAX
             and self._clock() - self._idle_since >= sync_s
+            and self._clock() >= self._in_place_from
         )
 
     def start(self) -> None:

@@ -36,7 +36,7 @@ class Gathering:
         self,
         files: FileSystem,
         *,
-        sync_s: float = 0.001,
+        sync_s: float = 0.0002,
         clock: Iterator[float] | None = None,
         post: Callable[[Callable[[], None]], None] = lambda run: run(),
     ) -> None:
@@ -45,7 +45,7 @@ class Gathering:
         self.fatal: list[str] = []
         self._answered = threading.Semaphore(0)
         # Unless told otherwise, each look at the clock takes as long as a sync.
-        now = clock or (number * sync_s for number in itertools.count())
+        now = clock or map(sync_s.__mul__, itertools.count())
         self.journal = Journal(
             files,
             DIRECTORY,
@@ -102,6 +102,38 @@ def test_slow_disk_is_left_to_the_journal_thread(files: MemoryFileSystem) -> Non
         gathering.append(number)
     gathering.journal.close()
     assert gathering.answered_by == ["journal"] * 40
+
+
+def test_wait_that_took_longer_than_a_sync_is_the_last_one_for_a_while(
+    files: MemoryFileSystem,
+) -> None:
+    """A disk that is quick, and a thread that waits for the interpreter: each message of many
+    clients would stop the loop for that long, and all others with it."""
+    is_late, late_s = False, 0.0
+
+    def plan(operation: Operation) -> None:
+        nonlocal late_s
+        if is_late and operation.kind == "pwritev":
+            late_s += 0.01
+
+    clock = map(lambda looks: 0.0002 * looks + late_s, itertools.count())
+    gathering = Gathering(FaultFileSystem(files, plan), clock=clock)
+    numbers = itertools.count()
+    while not gathering.in_place:
+        gathering.append(next(numbers))
+    is_late = True
+    gathering.append(next(numbers))
+    is_late = False
+    assert gathering.answered_by[-1] == threading.current_thread().name, "it is not known before"
+    in_place = gathering.in_place
+    for _ in range(20):
+        gathering.append(next(numbers))
+    assert gathering.in_place == in_place, "the journal thread is waited for again"
+    late_s += 50 * 0.015
+    for _ in range(20):
+        gathering.append(next(numbers))
+    gathering.journal.close()
+    assert gathering.in_place > in_place, "nothing is committed in place for ever"
 
 
 def test_busy_disk_is_left_to_the_journal_thread(files: MemoryFileSystem) -> None:
