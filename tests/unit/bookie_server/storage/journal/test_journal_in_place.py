@@ -116,7 +116,10 @@ def test_wait_that_took_longer_than_a_sync_is_the_last_one_for_a_while(
         if is_late and operation.kind == "pwritev":
             late_s += 0.01
 
-    clock = map(lambda looks: 0.0002 * looks + late_s, itertools.count())
+    def time_at(look: int) -> float:
+        return 0.0002 * look + late_s
+
+    clock = map(time_at, itertools.count())  # a generator could be asked by two threads at once
     gathering = Gathering(FaultFileSystem(files, plan), clock=clock)
     numbers = itertools.count()
     while not gathering.in_place:
