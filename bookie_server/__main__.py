@@ -5,13 +5,17 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+from bookie_server.daemon_thread import end_process
 from bookie_server.exit_codes import EXIT_FAILED, EXIT_MEANINGS, EXIT_OK, EXIT_REFUSED
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Parse the command line, run, and return the exit code."""
+def main(
+    arguments: list[str] | None = None, at_end: Callable[[int], None] = lambda _exit_code: None
+) -> int:
+    """Parse the command line, run, and return the exit code. ``at_end``: see ``server.run``."""
     options = _parser().parse_args(arguments)
     logging.basicConfig(
         level=options.log_level.upper(),
@@ -39,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     except LedgerError as error:
         print(error, file=sys.stderr)
         return EXIT_FAILED
-    return run(config, ready_file=options.ready_file, format_if_new=options.format)
+    return run(config, ready_file=options.ready_file, format_if_new=options.format, at_end=at_end)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -72,4 +76,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(at_end=end_process))

@@ -1,13 +1,22 @@
-"""Runs what a disk may hold up for ever in a thread that the process need not wait for."""
+"""What a disk or another machine may hold up for ever does not hold up the end of the process."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
+import os
+import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
+
+from spark_ledger.limits.bookie import BOOKIE_EXIT_S
+
+logger = logging.getLogger(__name__)
 
 
-def in_daemon_thread(function: Callable[[], None]) -> asyncio.Future[None]:
+def in_daemon_thread(function: Callable[[], object]) -> asyncio.Future[None]:
     """Run in a thread that does not keep the process alive."""
     loop = asyncio.get_running_loop()
     result: asyncio.Future[None] = loop.create_future()
@@ -26,7 +35,31 @@ def in_daemon_thread(function: Callable[[], None]) -> asyncio.Future[None]:
             function()
         except BaseException as caught:  # noqa: BLE001 - handed to the waiter as it is
             error = caught
-        loop.call_soon_threadsafe(finish, error)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(finish, error)
 
     threading.Thread(target=work, name="close", daemon=True).start()
     return result
+
+
+async def at_most(seconds: float, work: Awaitable[None], otherwise: str) -> None:
+    """Wait for it, but no longer: what ends a process may not hold it up."""
+    try:
+        async with asyncio.timeout(seconds):
+            await work
+    except TimeoutError:
+        logger.warning("%s", otherwise)
+
+
+def end_process(exit_code: int, after_s: float = BOOKIE_EXIT_S) -> None:
+    """End the process after that time, if it has not ended by itself: Python waits without a bound
+    for the threads of pools, and one may wait for a disk."""
+
+    def end() -> None:
+        time.sleep(after_s)
+        logger.error("a disk has not answered for %g s: the process ends without it", after_s)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)
+
+    threading.Thread(target=end, name="end", daemon=True).start()

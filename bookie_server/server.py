@@ -25,7 +25,7 @@ from typing import Final, NamedTuple, TypeVar
 from bookie_server.bookie import Bookie
 from bookie_server.collection_task import ledger_collector
 from bookie_server.config import BookieConfig
-from bookie_server.daemon_thread import in_daemon_thread
+from bookie_server.daemon_thread import at_most, in_daemon_thread
 from bookie_server.descriptors import Share, raise_limit, share_out
 from bookie_server.exit_codes import EXIT_FAILED, EXIT_FATAL, EXIT_OK, EXIT_REFUSED, EXIT_REPLACED
 from bookie_server.garbage import Collector
@@ -64,6 +64,7 @@ from spark_ledger.limits.bookie import (
     BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX,
     BOOKIE_CLOSE_TIMEOUT_S,
     BOOKIE_CONNECT_ATTEMPTS_S,
+    BOOKIE_READS_END_S,
     BOOKIE_WITHDRAW_TIMEOUT_S,
 )
 from spark_ledger.limits.metadata import METADATA_TIMEOUT_S
@@ -95,12 +96,17 @@ class Ready(NamedTuple):
 
 
 def run(
-    config: BookieConfig, *, ready_file: Path | None = None, format_if_new: bool = False
+    config: BookieConfig,
+    *,
+    ready_file: Path | None = None,
+    format_if_new: bool = False,
+    at_end: Callable[[int], None] = lambda _exit_code: None,
 ) -> int:
     """Serve until a signal; the exit code. Must be called on the main thread.
 
     ``ready_file`` is written (JSON, see ``Ready``) once the bookie serves and is announced.
-    ``format_if_new`` makes a new bookie when the directories hold none.
+    ``format_if_new`` makes a new bookie when the directories hold none. ``at_end`` gets the exit
+    code once all is done, but for waiting until threads have ended.
     """
     if not __debug__:
         print("a bookie does not run under python -O: its assertions protect data", file=sys.stderr)
@@ -108,8 +114,14 @@ def run(
     share_heaps()
     keep_freed_memory(BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX)
     server = BookieServer(config, ready_file=ready_file, format_if_new=format_if_new)
+
+    async def serve() -> int:
+        exit_code = await server.run()
+        at_end(exit_code)
+        return exit_code
+
     try:
-        return asyncio.run(server.run())
+        return asyncio.run(serve())
     except _Stopped:
         return EXIT_OK
     except (ConfigurationError, CorruptionError) as error:
@@ -209,7 +221,7 @@ class BookieServer:
                 describe=self._report.description,
                 metrics=self._metrics,
             )
-            closing.callback(service.close)
+            closing.push_async_callback(self._end_reads, service)
             stalls.start()
             closing.callback(stalls.stop)
             connections = service.connections
@@ -444,11 +456,8 @@ class BookieServer:
     # -- stop --------------------------------------------------------------------------------------
 
     async def _withdraw(self, registration: Registration) -> None:
-        try:
-            async with asyncio.timeout(BOOKIE_WITHDRAW_TIMEOUT_S):
-                await registration.stop()
-        except TimeoutError:
-            logger.warning("not withdrawn in time: the metadata session will end by itself")
+        otherwise = "not withdrawn in time: the metadata session will end by itself"
+        await at_most(BOOKIE_WITHDRAW_TIMEOUT_S, registration.stop(), otherwise)
 
     async def _finish_calls(self, service: BookieService, server: GrpcServer) -> None:
         """Answer what is in flight, unless the storage failed, or another process is this bookie:
@@ -458,16 +467,19 @@ class BookieServer:
             service.drain()
         await server.stop(0.0 if silent else self._config.drain_timeout_s)
 
+    async def _end_reads(self, service: BookieService) -> None:
+        """Wait for reads, so that no file is closed under them; their calls are over."""
+        service.close()
+        otherwise = "a disk does not answer a read: the stop goes on without it"
+        await at_most(BOOKIE_READS_END_S, in_daemon_thread(service.wait_for_reads), otherwise)
+
     async def _release(self) -> None:
         """Note a clean stop, after the last answer and while the directories are locked."""
         if self._fatal or self._replaced or not self._identity.is_claimed:
             await self._identity.close()
             return
-        try:
-            async with asyncio.timeout(BOOKIE_WITHDRAW_TIMEOUT_S):
-                await self._identity.release()
-        except TimeoutError:
-            logger.warning("the stop is not noted in time; the next start finds the one before")
+        otherwise = "the stop is not noted in time; the next start finds the one before"
+        await at_most(BOOKIE_WITHDRAW_TIMEOUT_S, self._identity.release(), otherwise)
 
     async def _close_bookie(self) -> None:
         """Flush and close, in a thread that may be left behind when a disk does not answer."""

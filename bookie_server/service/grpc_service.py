@@ -199,10 +199,16 @@ class BookieService:
         return relieved + others
 
     def close(self) -> None:
-        """Wait for reads in the pool. Call after the gRPC server has stopped."""
+        """Begin no read any more. Call after the gRPC server has stopped."""
         self._answers.close()
-        self._pool.shutdown(wait=True)
-        self._describing.shutdown(wait=True)
+        for pool in (self._pool, self._describing):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def wait_for_reads(self) -> None:
+        """Return once those have ended that had begun: a disk may hold them up for ever. After
+        ``close``; any thread."""
+        for pool in (self._pool, self._describing):
+            pool.shutdown()
 
     # -- handlers ----------------------------------------------------------------------------------
 

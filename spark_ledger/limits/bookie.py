@@ -286,6 +286,13 @@ BOOKIE_REFRESH_INTERVAL_S: Final = 5.0
 BOOKIE_WITHDRAW_TIMEOUT_S: Final = 3.0
 """A stopping bookie withdraws its registration for this long; otherwise the session ends later."""
 
+BOOKIE_READS_END_S: Final = 5.0
+"""A stopping bookie waits this long for reads whose calls are over, so that no file is closed under
+them: as long as a slow disk takes for one."""
+
+BOOKIE_EXIT_S: Final = 5.0
+"""And then this long for threads that a disk holds up, before the process ends without them."""
+
 BOOKIE_CLOSE_TIMEOUT_S: Final = 60.0
 """Enough to flush a whole write cache to a slow disk. Then the process ends all the same: the
 journal has everything that was acknowledged."""

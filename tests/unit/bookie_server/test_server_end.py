@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -110,3 +111,36 @@ def test_metadata_that_hang_do_not_hold_up_the_stop(
                 assert await running == EXIT_OK
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("pool", ["_pool", "_describing"])
+def test_disk_that_hangs_under_a_read_does_not_hold_up_the_stop(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, pool: str
+) -> None:
+    """The bookie flushes, and says that it stops as it should."""
+    threads: list[threading.Thread] = []
+    monkeypatch.setattr(server, "BOOKIE_READS_END_S", 0.1)
+    disk_answers, behind = threading.Event(), threading.Event()
+
+    async def main() -> None:
+        async with serving(cluster) as (bookie, running):
+            reads = getattr(bookie._service, pool)
+            for _ in range(reads._max_workers):
+                reads.submit(disk_answers.wait)
+            reads.submit(behind.set)
+            threads.extend(reads._threads)
+            bookie._stop.set()
+            async with asyncio.timeout(30):
+                assert await running == EXIT_OK
+
+    try:
+        asyncio.run(main())
+    finally:
+        disk_answers.set()
+        for thread in threads:
+            thread.join(10)
+    assert "a disk does not answer a read" in caplog.text
+    assert "did not close in time" not in caplog.text
+    start = cluster.cookie().start
+    assert start is not None and start.counter == 2, "a clean stop is noted"
+    assert not behind.is_set(), "nobody waits for what had not begun"

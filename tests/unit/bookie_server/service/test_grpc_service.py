@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -13,10 +14,15 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bookie_server.service.grpc_server import GrpcServer
 from bookie_server.service.grpc_service import BookieService, Description
+from bookie_server.service.guard.nonsense import Nonsense
 from bookie_server.service.metrics import ServiceMetrics
 from spark_ledger.errors import ConfigurationError, CorruptionError
 from spark_ledger.limits.bookie import BOOKIE_CONNECTIONS_MAX
-from spark_ledger.limits.entries import CONFIRMATIONS_PER_MESSAGE, MESSAGE_BYTES_MAX
+from spark_ledger.limits.entries import (
+    CONFIRMATIONS_PER_MESSAGE,
+    MESSAGE_BYTES_MAX,
+    REQUEST_BYTES_MAX,
+)
 from spark_ledger.types import BookieId, BookieStatus, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
 from spark_ledger.wire import bookie_pb2_grpc
@@ -372,12 +378,25 @@ async def test_bytes_that_are_no_message_are_refused_by_name(f: Fixture) -> None
     assert (await f.stub.Describe(pb.DescribeRequest(), timeout=5, metadata=HERE)).ledgers == 3
 
 
-@on_loop
-async def test_bytes_of_requests_do_not_count_as_held_by_grpc(f: Fixture) -> None:
+@pytest.mark.parametrize("ends", ["answered", "too long", "no message", "of another bookie"])
+def test_bytes_of_requests_do_not_count_as_held_by_grpc_however_they_end(
+    ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else whoever asks often enough is cut when memory is short."""
-    request = pb.ReadLastConfirmedRequest(ledger_id=1, access_key=bytes(3000))
-    for _number in range(50):
-        await f.stub.ReadLastConfirmed(request, timeout=5, metadata=HERE)
-    connections = f.service._connections
-    (peer,) = connections._calls
-    assert connections.held({peer: 50 * (3000 + 500)})[peer] < 0
+    monkeypatch.setattr(Nonsense, "pause_s", lambda *_of: 0.0)
+    key = bytes(2 * REQUEST_BYTES_MAX if ends == "too long" else 3000)
+    request = pb.ReadLastConfirmedRequest(ledger_id=1, access_key=key).SerializeToString()
+    sent = b"\xff" * 3000 if ends == "no message" else request
+    metadata = (("bookie-id", "b2"),) if ends == "of another bookie" else HERE
+
+    @on_loop
+    async def ask(f: Fixture) -> None:
+        call = f.channel.unary_unary("/spark_ledger.v1.Bookie/ReadLastConfirmed")
+        for _number in range(50):
+            with suppress(grpc.aio.AioRpcError):
+                await call(sent, timeout=5, metadata=metadata)
+        connections = f.service._connections
+        (peer,) = connections._calls
+        assert connections.held({peer: 50 * (len(sent) + 500)})[peer] < 0
+
+    ask()

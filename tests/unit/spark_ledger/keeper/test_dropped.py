@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import pytest
 
+from spark_ledger.errors import ConflictError
 from spark_ledger.keeper.dropped import DroppedRows
 from spark_ledger.keeper.nodes import dropped_path, read_dropped
+from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore
 from spark_ledger.stream.catalog import StreamCatalog
 from tests.unit.spark_ledger.client.world import World, run
@@ -159,6 +163,51 @@ def test_note_that_somebody_else_has_changed_is_read_again_by_the_next_sweep() -
         assert found is not None and found.value.looks[-1][1] == 4
 
     run(test)
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_keeper_without_a_rival_meets_no_conflict_in_what_it_writes_down(stays: bool) -> None:
+    """Pass after pass, and one after the other: a note whose version is not kept fails each second
+    time, and is read again."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        stream = await new_stream(client)
+        await closed_commits(world, stream, 8)
+        clock = Clock()
+        cared = await elected(world, clock)
+        for upto in range(1, 7):
+            conflicts = conflicts_of(cared._store)
+            await stream.retention.truncate((upto,))
+            await passes(cared, clock, 60)  # one of them sweeps
+            await cared._save()
+            assert conflicts == []
+            found = await read_dropped(client.store, stream.config.stream_id)
+            assert found is not None and found.value.looks[-1][1] == upto
+            if not stays:
+                await until_dead(cared)
+                cared = await elected(world, clock)
+
+    run(test)
+
+
+def conflicts_of(store: MetadataStore) -> list[ConflictError]:
+    """The list gets the conflicts of changes from now on."""
+    conflicts: list[ConflictError] = []
+
+    def noting(change: Callable[..., Awaitable[object]]) -> Callable[..., Awaitable[object]]:
+        async def noted(*of: object) -> object:
+            try:
+                return await change(*of)
+            except ConflictError as error:
+                conflicts.append(error)
+                raise
+
+        return noted
+
+    for name in ("put", "transaction"):
+        setattr(store, name, noting(getattr(store, name)))
+    return conflicts
 
 
 @pytest.mark.parametrize("sink_records_s", [0.0, 86_400.0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Callable
 
 import pytest
@@ -133,3 +134,50 @@ def test_bug_in_a_commit_answers_its_waiters(files: MemoryFileSystem) -> None:
     assert writer.answers == {1: BookieStatus.OK} | dict.fromkeys((2, 3, 4), BookieStatus.IO_ERROR)
     assert len(writer.fatal) == 1 and "a bug" in writer.fatal[0]
     assert read(files.crash_clone(None)) == [[1]]
+
+
+@pytest.mark.parametrize("has_file", [True, False])
+def test_journal_on_a_full_disk_sleeps_until_it_is_told_to_look_again(
+    files: MemoryFileSystem, has_file: bool
+) -> None:
+    """It looks once each time, whatever is queued: else it takes a whole core."""
+    looks, told, is_full = 0, 1, not has_file
+
+    def plan(operation: Operation) -> Fault | None:
+        nonlocal looks
+        if not is_full or operation.kind != "preallocate":
+            return None
+        looks += 1
+        assert looks <= told, "nobody asked"
+        return Fault(errno.ENOSPC)
+
+    writer = Writer(FaultFileSystem(files, plan))
+    journal, written = writer.journal, BATCHES_PER_FILE * has_file
+    writer.write(*range(written))
+    is_full = True
+
+    def settle() -> None:
+        deadline = time.monotonic() + 10
+        while not (journal._sleeping or journal.failure) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        writer.run_posted()
+        assert journal._sleeping and not writer.fatal
+
+    journal.start()
+    for number in range(4):
+        writer.append(100 + number)
+        settle()
+        assert looks == told and writer.answers[100 + number] is BookieStatus.READ_ONLY
+        told += 1
+        journal.look_for_room()
+        settle()
+        assert looks == told, "it was told"
+    is_full = False
+    journal.look_for_room()
+    settle()
+    writer.append(200)
+    settle()
+    journal.close()
+    assert writer.answers[200] is BookieStatus.OK
+    batches = [ledger for batch in read(files.crash_clone(None)) for ledger in batch]
+    assert batches == [*range(written), *range(100, 104), 200], "what waited goes first"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 from bookie_server.core.ledger_record import LedgerRecord
+from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
 from bookie_server.storage.index.base import (
     BlockLocation,
@@ -190,6 +193,47 @@ class _AnyBytes(int):
 
 
 ANY_BYTES = _AnyBytes()
+
+
+def test_deletion_that_fails_at_any_step_leaves_no_ledger_out_and_is_ended_by_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is acknowledged after the failure is in memory, and then on the disk."""
+    monkeypatch.setattr(directory_store, "DELETED_ROWS_AT_ONCE", 3)
+    steps_left = 0
+
+    def plan(_operation: Operation) -> Fault | None:
+        nonlocal steps_left
+        steps_left -= 1
+        return Fault(errno.EIO) if steps_left == 0 else None
+
+    ledgers = (2, 3, 4)
+    for step in itertools.count(1):
+        files = FaultFileSystem(formatted(), plan)
+        machine = Machine(files, config())
+        for entry in (0, 2, 4, 6):
+            for ledger_id in ledgers:
+                machine.add(ledger_id, [entry])
+            machine.flush()
+        steps_left = step
+        try:
+            delete(machine, *ledgers)
+        except OSError:
+            machine.keys.missing.clear()
+        if steps_left > 0:
+            assert step > 12, "each ledger takes steps of its own"
+            return
+        for ledger_id in ledgers:
+            before = machine.held(ledger_id)
+            assert machine.add(ledger_id, [8]) is BookieStatus.OK
+            assert machine.held(ledger_id) == before | expected(ledger_id, [8])
+        in_memory = [machine.held(ledger_id) for ledger_id in ledgers]
+        machine.flush()
+        machine.close()
+        machine = Machine(files, config())
+        assert [machine.held(ledger_id) for ledger_id in ledgers] == in_memory
+        delete(machine, *ledgers)
+        assert machine.bookie.held_ledgers(-1, 9) == []
 
 
 def test_replay_may_bring_a_ledger_back_and_it_goes_again(machine: Machine) -> None:

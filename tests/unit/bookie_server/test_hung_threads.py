@@ -1,0 +1,62 @@
+"""The process of a bookie ends although a disk holds up some of its threads for ever."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bookie_server import server
+from bookie_server.exit_codes import EXIT_FATAL
+from bookie_server.server import BookieServer
+from tests.unit.bookie_server.test_server import Cluster
+from tests.unit.bookie_server.test_server import cluster as cluster
+
+PROGRAM = """
+import asyncio, logging, threading
+from bookie_server.daemon_thread import end_process
+
+async def main():
+    {hang}
+    end_process(3, 0.1)
+
+logging.basicConfig()
+asyncio.run(main())
+"""
+WAITS = "threading.Event().wait"
+
+
+@pytest.mark.parametrize(
+    "hang",
+    [
+        f"asyncio.get_running_loop().run_in_executor(None, {WAITS})",
+        f"threading.Thread(target={WAITS}).start()",
+    ],
+)
+def test_process_whose_threads_hang_ends_with_its_code_and_says_why(hang: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(hang=hang)],
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert ended.returncode == 3
+    assert "the process ends without" in ended.stderr and "Traceback" not in ended.stderr
+
+
+def test_end_of_the_process_is_bounded_once_the_bookie_has_stopped(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[int] = []
+
+    async def stopped(_server: BookieServer) -> int:
+        assert not ended, "the bookie stops first"
+        return EXIT_FATAL
+
+    monkeypatch.setattr(BookieServer, "run", stopped)
+    assert server.run(cluster.config, at_end=ended.append) == EXIT_FATAL
+    assert ended == [EXIT_FATAL]
