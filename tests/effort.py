@@ -102,7 +102,7 @@ nothing: a twentieth of a second for each."""
 LAB_SCHEDULES: Final = Share(4, 10_000)
 """Seeds of the replication lab for one setting of each protocol (``python -m tests.lab``)."""
 
-LAB_CLAIMS: Final = Share(8, 50)
+LAB_CLAIMS: Final = Share(8, 60)
 """Claims about replication, each with up to four runs of the lab, a sixth of a second each."""
 
 MUTANTS: Final = Share(24, ALL)

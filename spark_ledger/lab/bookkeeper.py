@@ -198,6 +198,11 @@ class LedgerProducer:
             return []
         for entry, value, confirmed in back.entries:
             self._values[entry], self._confirms[entry] = value, confirmed
+        note = Note("recovery read", len(back.entries))
+        return [note, *self._take(ask, kind, back)]
+
+    def _take(self, ask: Read, kind: str, back: ReadBack) -> list[Effect]:
+        """What the machine is told of an answer."""
         if kind == "length":
             if not back.entries:
                 return []

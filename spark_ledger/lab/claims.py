@@ -6,6 +6,7 @@ import math
 from typing import Final
 
 from spark_ledger.lab.claims_of_isolation import CLAIMS_OF_ISOLATION
+from spark_ledger.lab.claims_of_settings import CLAIMS_OF_SETTINGS
 from spark_ledger.lab.experiments import Claim, Figure
 from spark_ledger.lab.sources import (
     BK,
@@ -363,4 +364,5 @@ CLAIMS: Final = (
         ),
     ),
     *CLAIMS_OF_ISOLATION,
+    *CLAIMS_OF_SETTINGS,
 )

@@ -2,7 +2,8 @@
 
 Pre-vote is from section 9.6 of Ongaro's dissertation, "Consensus: Bridging Theory and Practice": a
 server first asks whether it would be elected, in no new term. So one that was cut off does not
-depose a leader whom the others hear.
+depose a leader whom the others hear. The election timeout begins anew also with each later term
+that a server hears of; in figure 2 of the paper only a leader's message or a vote does that.
 """
 
 from __future__ import annotations

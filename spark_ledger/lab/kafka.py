@@ -3,21 +3,16 @@
 After the replication design in Kafka's documentation, KIP-101 and KIP-279 (leader epochs instead
 of truncation by high watermark), KIP-497 (changes of the in-sync set through the controller:
 until one is confirmed, the high watermark waits for the members of both sets), KIP-966 (eligible
-leader replicas) and KIP-392 (consumers that ask followers). The controller is one server that does
-not fail, with one partition. A broker whose disk is full ends. Times are scaled down.
+leader replicas) and KIP-392 (consumers that ask followers). The controller is in
+``kafka_controller.py``. One partition. A broker whose disk is full ends. Times are scaled down.
+Left out: transactions, compaction, tiers, and the way back to a preferred leader.
 """
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
-from spark_ledger.lab.kafka_idempotence import (
-    GAP,
-    NEXT,
-    InitProducer,
-    ProducerGiven,
-    Sequences,
-)
+from spark_ledger.lab.kafka_idempotence import GAP, NEXT, Sequences
 from spark_ledger.lab.machines import (
     Ask,
     Effect,
@@ -49,9 +44,12 @@ BATCH_MAX: Final = 200
 class KafkaOptions(NamedTuple):
     """A topic's settings, by Kafka's names."""
 
-    acks_all: bool = True
+    acks: Literal["0", "1", "all"] = "all"
+    """Of the producer. With 0 it does not wait: see ``CarelessProducer``."""
     min_insync_replicas: int = 2
     replica_lag_time_max_s: float = 1.0
+    """A follower that was not caught up for so long leaves the in-sync set. It is caught up at the
+    time of its last fetch but one, if its last one asks for all that there was then."""
     unclean_leader_election: bool = False
     flush_each: bool = False
     """``flush.messages=1``: an entry counts when it is synced, not when it is in the page cache."""
@@ -63,6 +61,11 @@ class KafkaOptions(NamedTuple):
     """``enable.idempotence`` of the producer: see ``kafka_idempotence.py``."""
     reads: str = ""
     """Whom consumers ask: nobody reads, the ``leader``, or a ``follower``."""
+
+    @property
+    def acks_all(self) -> bool:
+        """Whether a record counts when all in-sync replicas have it."""
+        return self.acks == "all"
 
 
 class Heartbeat(NamedTuple):
@@ -127,129 +130,13 @@ class Fetched(NamedTuple):
         return values_of(self.entries)
 
 
-class Controller:
-    """Elects leaders from the in-sync set, and stores that set.
-
-    The last member of the set stays in it, also if it dies and comes back without what was in its
-    page cache. With eligible leader replicas (KIP-966) it does not. Whoever leaves a set that is
-    then too small for writes stays eligible, because nothing is acknowledged without it; and who
-    comes back without having been stopped in order is not, since its tail may be gone. If nobody
-    is left so, the last leader is waited for.
-    """
-
-    def __init__(self, brokers: tuple[str, ...], options: KafkaOptions) -> None:
-        self._options = options
-        self._brokers = brokers
-        self._seen: dict[str, tuple[float, float]] = {}
-        """When a broker was last heard, and its incarnation."""
-        self.state = LeaderAndIsr(1, brokers[0], brokers, 1)
-        self.eligible: tuple[str, ...] = ()
-        """May lead, and are not in sync."""
-        self._last_leader = brokers[0]
-        self._producers: list[int] = []
-        """The epoch of each producer's id; the first id is 1."""
-
-    def knows(self) -> str:
-        state = self.state
-        eligible = f", eligible {' '.join(self.eligible)}" if self.eligible else ""
-        leads = f"epoch {state.epoch}, leader {state.leader or 'none'}"
-        return f"{leads}, in sync {' '.join(state.isr) or 'nobody'}{eligible}"
-
-    def handle(self, event: Event, now: float) -> list[Effect]:
-        match event:
-            case Received(source, Heartbeat(incarnation, is_whole)):
-                known = self._seen.get(source)
-                self._seen[source] = (now, incarnation)
-                effects: list[Effect] = []
-                if known is not None and known[1] != incarnation:
-                    effects = self._lost(source, now, is_whole=is_whole)  # it died and came back
-                return [*effects, Send(source, self.state), *self._elect_if_needed(now)]
-            case Received(source, AlterIsr(epoch, isr, version)):
-                current = (epoch, version) == (self.state.epoch, self.state.version)
-                if current and source == self.state.leader:
-                    return self._change(isr=isr)
-                return [Send(source, self.state)]
-            case Received(source, InitProducer(producer)):
-                return [Send(source, self._give(producer))]
-            case Tick():
-                effects = []
-                for broker in self._brokers:
-                    if broker in self._seen and not self._is_live(broker, now):
-                        effects += self._lost(broker, now)
-                return effects
-            case _:
-                return []
-
-    def _give(self, producer: int) -> ProducerGiven:
-        """A new id, or the next epoch of this one."""
-        if not producer:
-            self._producers.append(0)
-            return ProducerGiven(len(self._producers), 0)
-        self._producers[producer - 1] += 1
-        return ProducerGiven(producer, self._producers[producer - 1])
-
-    def _is_live(self, broker: str, now: float) -> bool:
-        seen = self._seen.get(broker)
-        return seen is not None and now - seen[0] < SESSION_S
-
-    def _lost(self, broker: str, now: float, *, is_whole: bool = True) -> list[Effect]:
-        """It is silent, or was started again; not ``is_whole``: its tail may be gone."""
-        state, effects = self.state, list[Effect]()
-        left = tuple(member for member in state.isr if member != broker)
-        # Without eligible replicas the last member stays: nobody else has it all.
-        if broker in state.isr and (left or self._options.eligible_leaders):
-            effects = self._change(isr=left, leader="" if broker == state.leader else None)
-        elif broker == state.leader:
-            effects = self._change(leader="")
-        if not is_whole:
-            self.eligible = tuple(each for each in self.eligible if each != broker)
-        return [*effects, *self._elect_if_needed(now)] if effects else []
-
-    def _elect_if_needed(self, now: float) -> list[Effect]:
-        if self.state.leader:
-            return []
-        live = [broker for broker in self.state.isr if self._is_live(broker, now)]
-        if live:
-            return [Note("leader"), *self._change(leader=live[0])]
-        live = [broker for broker in self.eligible if self._is_live(broker, now)]
-        if live:
-            return [Note("leader"), *self._change(leader=live[0], isr=(live[0],))]
-        is_nobody_left = not self.state.isr and not self.eligible
-        if is_nobody_left and self._is_live(self._last_leader, now):
-            last = self._last_leader  # all have lost their page caches: it had the most
-            return [Note("last leader"), *self._change(leader=last, isr=(last,))]
-        others = [broker for broker in self._brokers if self._is_live(broker, now)]
-        if self._options.unclean_leader_election and others:
-            change = self._change(leader=others[0], isr=(others[0],))
-            return [Note("unclean election"), *change]
-        return []
-
-    def _change(
-        self, *, isr: tuple[str, ...] | None = None, leader: str | None = None
-    ) -> list[Effect]:
-        state, options = self.state, self._options
-        self._last_leader = leader or self._last_leader
-        self.state = LeaderAndIsr(
-            state.epoch + (leader is not None),
-            state.leader if leader is None else leader,
-            state.isr if isr is None else isr,
-            state.version + 1,
-        )
-        assert self.state.isr or options.eligible_leaders, "The in-sync set is never empty."
-        if options.eligible_leaders:
-            known = dict.fromkeys((*state.isr, *self.eligible))
-            is_small = len(self.state.isr) < options.min_insync_replicas
-            left = [broker for broker in known if broker not in self.state.isr]
-            self.eligible = tuple(left) if is_small else ()
-        return [Send(broker, self.state) for broker in self._brokers]
-
-
 class Broker:
     """One broker. ``high_watermark`` entries are on every in-sync replica, as far as it knows."""
 
     def __init__(self, name: str, store: Store, options: KafkaOptions, now: float) -> None:
         self.name, self.store, self._options = name, store, options
-        self.high_watermark = 0
+        # As of the last checkpoint: what was acknowledged since is above it.
+        self.high_watermark = min(store.meta.get("high watermark", 0), len(store.log))
         self.state = LeaderAndIsr(0, "", (), 0)
         self._incarnation = now
         self._is_whole = bool(store.meta.pop("stopped", 0))
@@ -258,6 +145,8 @@ class Broker:
         self._heartbeat_at = 0.0
         self._offsets: dict[str, int] = {}
         self._caught_up: dict[str, float] = {}
+        self._fetched_at: dict[str, tuple[int, float]] = {}
+        """Of each follower's last fetch: how long the log was then, and when that was."""
         self._parked: dict[str, Fetch] = {}
         """Fetches that wait for an entry, by follower."""
         self._waiting: dict[int, str] = {}
@@ -323,6 +212,7 @@ class Broker:
         if self.is_leader:
             self._offsets = dict.fromkeys(state.isr, 0)
             self._caught_up = dict.fromkeys(state.isr, now)
+            self._fetched_at.clear()
             self._epoch_start = len(self.store.log)
             return self._advance()
         if not state.leader:
@@ -358,6 +248,7 @@ class Broker:
         epoch, end = self._end_of(answer.of)
         gone = self.store.truncate(min(end, answer.end))
         self.high_watermark = min(self.high_watermark, len(self.store.log))
+        self.store.meta["high watermark"] = self.high_watermark
         self._truncated = epoch == answer.of or not self.store.log
         return [Note("truncated", gone), *self._ask(now)] if gone else self._ask(now)
 
@@ -407,8 +298,10 @@ class Broker:
     def _on_fetch(self, source: str, fetch: Fetch, now: float) -> list[Effect]:
         offset = fetch.offset
         self._offsets[source] = offset
-        if offset >= self.end:
-            self._caught_up[source] = now
+        end, at = self._fetched_at.get(source, (self.end, now))
+        self._fetched_at[source] = self.end, now
+        if offset >= min(end, self.end):
+            self._caught_up[source] = now if offset >= self.end else at
         effects = self._advance()
         # What an earlier leader acknowledged may lie above this one's high watermark.
         least = max(self.high_watermark, self._epoch_start)
@@ -468,6 +361,7 @@ class Broker:
         effects: list[Effect] = []
         if now >= self._write_back_at:
             self._write_back_at = now + WRITE_BACK_S
+            self.store.meta["high watermark"] = self.high_watermark
             effects.append(Sync())
         if now >= self._heartbeat_at:
             self._heartbeat_at = now + HEARTBEAT_S
@@ -481,6 +375,7 @@ class Broker:
         if self.is_leader:
             lag = self._options.replica_lag_time_max_s
             late = {each for each in self.state.isr if each != self.name}
+            late = {each for each in late if self._offsets.get(each, 0) < self.end}
             late = {each for each in late if now - self._caught_up.get(each, 0.0) > lag}
             if late:
                 effects += self._alter(tuple(m for m in self.state.isr if m not in late))

@@ -261,3 +261,30 @@ class Producer:
         elif server == self._target:
             place = self._servers.index(server)
             self._target = self._servers[(place + 1) % len(self._servers)]
+
+
+class CarelessProducer(Producer):
+    """A client that waits for nobody (Kafka's ``acks=0``): a value counts as stored when it is
+    sent, and is sent once.
+
+    From answers it learns only that somebody is there who leads, as from a connection that stays.
+    """
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        match event:
+            case Load(value):
+                return [Acknowledge(value), *self._send(value, now)]
+            case Received(_, Produced(value)):
+                self._due.pop(value, None)
+            case Received(source, Refused(value, leader)):
+                if self._due.pop(value, None) is not None:
+                    self._turn_from(source, leader)
+            case Tick():
+                late = [value for value, due in self._due.items() if due <= now]
+                if any(self._sent[value] == self._target for value in late):
+                    self._turn_from(self._target, "")
+                for value in late:
+                    del self._due[value]
+            case _:
+                pass
+        return []

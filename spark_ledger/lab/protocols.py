@@ -12,9 +12,11 @@ from spark_ledger.lab.bookies import METADATA, Add, Bookie, Metadata
 from spark_ledger.lab.bookkeeper import LedgerProducer
 from spark_ledger.lab.dledger import DLedgerNode
 from spark_ledger.lab.elections import Voter
-from spark_ledger.lab.kafka import CONTROLLER, Broker, Controller, KafkaOptions
+from spark_ledger.lab.invariants import History, Leaders, LedgerPromises, LogMatching
+from spark_ledger.lab.kafka import CONTROLLER, Broker, KafkaOptions
+from spark_ledger.lab.kafka_controller import Controller
 from spark_ledger.lab.kafka_idempotence import IdempotentProducer
-from spark_ledger.lab.machines import NO_VALUE, Entry, Producer, Reader, Store
+from spark_ledger.lab.machines import NO_VALUE, CarelessProducer, Producer, Reader, Store
 from spark_ledger.lab.raft import RaftNode, RaftOptions
 from spark_ledger.lab.rocketmq import OPERATOR, Operator, RocketBroker, RocketOptions
 from spark_ledger.lab.rocketmq_controller import GovernedBroker, RocketController
@@ -36,28 +38,6 @@ class System(NamedTuple):
     """On how many servers each value is to be in the end."""
     final_log: Callable[[], list[int]]
     check: Callable[[], None]
-
-
-class History:
-    """The entries that were committed, in order: no later state may differ from them."""
-
-    def __init__(self) -> None:
-        self.entries: list[Entry] = []
-        self._compared: dict[Voter, int] = {}
-
-    def note(self, node: Voter) -> None:
-        """A server takes some entries of its log for committed. What it took so before was
-        compared then; it asserts that it never truncates that."""
-        known, log, committed = self.entries, node.store.log, node.commit
-        before = self._compared.get(node, max(0, min(committed, len(known)) - 50))
-        if committed == before:
-            return
-        self._compared[node] = committed
-        for place in range(before, committed):
-            if place < len(known):
-                assert log[place] == known[place], f"Entry {place + 1} is committed twice."
-            else:
-                known.append(log[place])
 
 
 MakeVoter = Callable[[str, tuple[str, ...], random.Random, Store, float], RaftNode | DLedgerNode]
@@ -115,7 +95,7 @@ def _set_up_voters(world: World, names: tuple[str, ...], make: MakeVoter, *, kee
     for name in names:
         peers = tuple(each for each in names if each != name)
         world.add(name, partial(make, name, peers, world.random_for(name)))
-    history, leaders = History(), dict[int, str]()
+    history, leaders, matching = History(), Leaders(), LogMatching()
 
     def nodes() -> list[Voter]:
         hosts = [world.hosts[name] for name in names]
@@ -124,11 +104,12 @@ def _set_up_voters(world: World, names: tuple[str, ...], make: MakeVoter, *, kee
 
     def check() -> None:
         for node in nodes():
-            if node.role == "leader":
-                other = leaders.setdefault(node.term, node.name)
-                assert other == node.name, f"Term {node.term} has two leaders (election safety)."
+            matching.look(node.name, node.store)
+            is_new = node.role == "leader" and leaders.is_new(node.term, node.name)
             if keeps:
-                history.note(node)
+                history.note(node, node.commit)
+                if is_new:
+                    history.is_in(node)
 
     def final() -> list[int]:
         node = max(nodes(), key=lambda node: node.commit)
@@ -146,8 +127,21 @@ def set_up_kafka(options: KafkaOptions, world: World, *, servers: int = 3) -> Sy
     for name in names:
         world.add(name, partial(_broker, name, options))
 
+    history, leaders, matching = History(), Leaders(), LogMatching()
+    matches = options.truncate_by_epoch
+    keeps = options.flush_each and matches and not options.unclean_leader_election
+
     def check() -> None:
-        """The controller itself looks that somebody is left who has it all."""
+        hosts = [world.hosts[name] for name in names]
+        for broker in (host.machine for host in hosts if host.process.alive):
+            assert isinstance(broker, Broker)
+            if matches:
+                matching.look(broker.name, broker.store)
+            is_new = broker.is_leader and leaders.is_new(broker.state.epoch, broker.name)
+            if keeps:
+                history.note(broker, broker.high_watermark)
+                if is_new:
+                    history.is_in(broker)
 
     def final() -> list[int]:
         leader = controller.state.leader or (*controller.state.isr, names[0])[0]
@@ -156,7 +150,7 @@ def set_up_kafka(options: KafkaOptions, world: World, *, servers: int = 3) -> Sy
     if options.idempotent:
         world.add(CLIENT, lambda _store, _now: _idempotent(names))
     else:
-        _produce(world, names)
+        _produce(world, names, CarelessProducer if options.acks == "0" else Producer)
     if options.reads:
         _read(world, names)
     return System(names, len(names), final, check)
@@ -183,6 +177,8 @@ def set_up_rocketmq(options: RocketOptions, world: World, *, governed: bool = Fa
     for name in names:
         world.add(name, partial(_rocket_broker, kind, name, options))
 
+    matching = LogMatching()
+
     def brokers() -> dict[str, RocketBroker]:
         hosts = [world.hosts[name] for name in names]
         machines = [host.machine for host in hosts if host.process.alive]
@@ -191,6 +187,7 @@ def set_up_rocketmq(options: RocketOptions, world: World, *, governed: bool = Fa
     def check() -> None:
         live = brokers()
         for broker in live.values():
+            matching.look(broker.name, broker.store)
             master, log = live.get(broker.role.master), broker.store.log
             if broker.follows and log and master is not None and master.role == broker.role:
                 place = len(log)
@@ -203,6 +200,8 @@ def set_up_rocketmq(options: RocketOptions, world: World, *, governed: bool = Fa
         return [entry.value for entry in world.hosts[master].store.log]
 
     _produce(world, names)
+    if options.slaves_read:
+        _read(world, names)
     return System(names, len(names), final, check)
 
 
@@ -232,7 +231,8 @@ def set_up_bookkeeper(quorums: Quorums, world: World, *, repairs: bool = False) 
             for value in _entries(world, ledger)
         ]
 
-    return System(names, quorums.write_quorum, final, lambda: None)
+    promises = LedgerPromises(quorums, journals, metadata)
+    return System(names, quorums.write_quorum, final, partial(promises.look, world))
 
 
 def _bookie(records: list[Add], store: Store, _now: float) -> Bookie:
@@ -253,10 +253,10 @@ def _entries(world: World, ledger: LedgerMetadata) -> Iterator[int]:
         entry = EntryId(entry + 1)
 
 
-def _produce(world: World, names: tuple[str, ...]) -> None:
+def _produce(world: World, names: tuple[str, ...], kind: type[Producer] = Producer) -> None:
     world.add(
         CLIENT,
-        lambda _store, _now: Producer(names, timeout_s=CLIENT_TIMEOUT_S, retry_s=CLIENT_RETRY_S),
+        lambda _store, _now: kind(names, timeout_s=CLIENT_TIMEOUT_S, retry_s=CLIENT_RETRY_S),
     )
 
 
@@ -269,6 +269,7 @@ PROTOCOLS: Final[dict[str, Callable[[World], System]]] = {
     "bookkeeper-striped-5-3-2": partial(set_up_bookkeeper, Quorums(5, 3, 2)),
     "raft": set_up_raft,
     "raft-2": partial(set_up_raft, servers=2),
+    "raft-5": partial(set_up_raft, servers=5),
     "raft-pre-vote": partial(set_up_raft, options=RaftOptions(pre_vote=True)),
     "raft-check-quorum": partial(
         set_up_raft, options=RaftOptions(pre_vote=True, check_quorum=True)
@@ -284,7 +285,8 @@ PROTOCOLS: Final[dict[str, Callable[[World], System]]] = {
     "raft-read-local": partial(set_up_raft, options=RaftOptions(reads="local")),
     "kafka": partial(set_up_kafka, KafkaOptions()),
     "kafka-2": partial(set_up_kafka, KafkaOptions(), servers=2),
-    "kafka-acks-1": partial(set_up_kafka, KafkaOptions(acks_all=False)),
+    "kafka-acks-0": partial(set_up_kafka, KafkaOptions(acks="0")),
+    "kafka-acks-1": partial(set_up_kafka, KafkaOptions(acks="1")),
     "kafka-flush": partial(set_up_kafka, KafkaOptions(flush_each=True)),
     "kafka-idempotent": partial(set_up_kafka, KafkaOptions(idempotent=True)),
     "kafka-idempotent-flush": partial(set_up_kafka, KafkaOptions(idempotent=True, flush_each=True)),
@@ -305,6 +307,7 @@ PROTOCOLS: Final[dict[str, Callable[[World], System]]] = {
     "rocketmq-sync-timeout": partial(
         set_up_rocketmq, RocketOptions(sync_replication=True, takes_timeouts=True)
     ),
+    "rocketmq-read-slave": partial(set_up_rocketmq, RocketOptions(slaves_read=True)),
     "rocketmq-controller": partial(set_up_rocketmq, RocketOptions(), governed=True),
     "rocketmq-controller-flush": partial(
         set_up_rocketmq, RocketOptions(sync_flush=True), governed=True
@@ -329,6 +332,7 @@ LOSE_NOTHING: Final = frozenset(
         "bookkeeper-striped-5-3-2",
         "raft",
         "raft-2",
+        "raft-5",
         "raft-pre-vote",
         "raft-check-quorum",
         "raft-writes-first",

@@ -2,8 +2,9 @@
 
 "In Search of an Understandable Consensus Algorithm": section 5.3 replication, 5.4 safety, and 8
 reads by read index (6.4 of Ongaro's dissertation). A server whose disk is full ends. Elections are
-in ``elections.py``. Left out: changes of membership, snapshots. What is counted is on disk: a
-server answers for what it has synced.
+in ``elections.py``. Left out: changes of membership, snapshots, leases. What is counted is on disk:
+a server answers for what it has synced. A follower whose log does not fit names its own commit, and
+the leader goes on from there; in the paper it goes back one entry at a time.
 """
 
 from __future__ import annotations

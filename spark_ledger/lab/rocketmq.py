@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from spark_ledger.lab.machines import (
+    Ask,
     Effect,
     Entry,
     Event,
@@ -24,6 +25,7 @@ from spark_ledger.lab.machines import (
     Received,
     Refused,
     Send,
+    Shown,
     Store,
     Sync,
     Synced,
@@ -56,6 +58,9 @@ class RocketOptions(NamedTuple):
     takes_timeouts: bool = False
     """The application takes FLUSH_SLAVE_TIMEOUT and SLAVE_NOT_AVAILABLE for success: they are no
     exceptions, and the master has the value. The others send such a value again."""
+    slaves_read: bool = False
+    """Consumers ask slaves, as a master with much in memory tells them to. A slave shows all that
+    it has: it knows nothing of what was acknowledged."""
 
 
 class Alive(NamedTuple):
@@ -173,6 +178,9 @@ class RocketBroker:
                 return self._on_role(role, now)
             case Received(source, Produce(value)):
                 return self._on_produce(source, value, now)
+            case Received(source, Ask(number)):
+                shows = self._options.slaves_read and not self.is_master
+                return [Send(source, Shown(number, len(self.store.log)))] if shows else []
             case Received(source, Follow() as follow):
                 is_mine = self.is_master and follow.epoch == self.role.epoch
                 return self._on_follow(source, follow, now) if is_mine else []

@@ -30,9 +30,9 @@ def _nothing(world: World, servers: tuple[str, ...]) -> None:
     """All is well."""
 
 
-def _slow(factor: float, world: World, servers: tuple[str, ...]) -> None:
-    world.loop.at(3.0, None, world.slow, servers[1], factor)
-    world.loop.at(8.0, None, world.slow, servers[1], 1.0)
+def _slow(place: int, factor: float, world: World, servers: tuple[str, ...]) -> None:
+    world.loop.at(3.0, None, world.slow, servers[place], factor)
+    world.loop.at(8.0, None, world.slow, servers[place], 1.0)
 
 
 def _full(place: int, world: World, servers: tuple[str, ...]) -> None:
@@ -283,12 +283,17 @@ SCENARIOS: Final = {
         Scenario(
             "slow-replica-10",
             "from 3 s to 8 s the second server is 10 times as slow",
-            partial(_slow, 10.0),
+            partial(_slow, 1, 10.0),
         ),
         Scenario(
             "slow-replica",
             "from 3 s to 8 s the second server is 100 times as slow",
-            partial(_slow, 100.0),
+            partial(_slow, 1, 100.0),
+        ),
+        Scenario(
+            "slow-leader",
+            "from 3 s to 8 s the first server is 100 times as slow",
+            partial(_slow, 0, 100.0),
         ),
         Scenario("replica-dies", "the second server has no power from 3 s to 8 s", _dies),
         Scenario("leader-dies", "the first server has no power from 3 s to 8 s", _leader_dies),

@@ -117,6 +117,8 @@ class World:
         self.hosts: dict[str, Host] = {}
         self.servers: tuple[str, ...] = ()
         """Of these hosts, those that keep the log."""
+        self.counts_copies = True
+        """Whether anybody asks for ``copied``."""
         self.acknowledged: dict[int, float] = {}
         self.sent: dict[int, float] = {}
         self.seen: list[Saw] = []
@@ -290,7 +292,7 @@ class World:
             sent.arrived_at = self.loop.now
         if carried := getattr(event.message, "carries", ()):
             self.carried[event.source] += len(carried)
-            if target.name in self.servers:
+            if self.counts_copies and target.name in self.servers:
                 before, at = self.loop.now - SETTLED_S, self.acknowledged.get
                 late = {value for value in carried if at(value, math.inf) <= before}
                 if late:

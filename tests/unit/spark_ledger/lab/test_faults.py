@@ -12,19 +12,23 @@ from spark_ledger.lab.elections import Vote
 from spark_ledger.lab.kafka import (
     AlterIsr,
     Broker,
-    Controller,
     Fetch,
     Heartbeat,
     KafkaOptions,
     LeaderAndIsr,
 )
+from spark_ledger.lab.kafka_controller import Controller
 from spark_ledger.lab.machines import (
+    Acknowledge,
     Ask,
+    CarelessProducer,
     Entry,
+    Load,
     NoSpaceError,
     Produce,
     Produced,
     Refused,
+    Send,
     Shown,
     Store,
     Sync,
@@ -72,6 +76,42 @@ def kafka(
     broker = Broker("n0", Store(list(log), len(log)), settings, 0.0)
     tell(broker, "controller", LeaderAndIsr(1, "n0", isr, 1))
     return broker
+
+
+def test_follower_that_asks_for_all_there_was_at_its_last_fetch_stays_in_sync() -> None:
+    """KIP-16: it may never be at the end, as long as it is not behind for long."""
+    broker, at = kafka("n0", "n1", "n2"), 0.0
+    for number in range(1, 41):  # each fetch of n1 comes after the next record, n2 fetches nothing
+        tell(broker, CLIENT, Produce(number), at)
+        tell(broker, "n1", Fetch(1, number - 1, number), at)
+        at += 0.05
+    asked = said(broker.handle(Tick(), at), AlterIsr)
+    assert asked == [AlterIsr(1, ("n0", "n1"), 1)]
+
+
+def test_follower_that_has_all_stays_in_sync_though_it_is_silent() -> None:
+    broker = kafka("n0", "n1")
+    tell(broker, CLIENT, Produce(7))
+    tell(broker, "n1", Fetch(1, 1, 1))
+    assert not said(broker.handle(Tick(), 9.0), AlterIsr)
+
+
+def test_broker_that_starts_again_knows_its_last_checkpoint() -> None:
+    broker = kafka("n0")
+    broker.store.meta["high watermark"] = 2
+    broker.store.log[:] = [Entry(1, 7)]
+    assert Broker("n0", broker.store, KafkaOptions(), 9.0).high_watermark == 1
+
+
+def test_producer_that_waits_for_nobody_counts_what_it_sends_and_sends_it_once() -> None:
+    producer = CarelessProducer(("n0", "n1"), timeout_s=1.0, retry_s=0.1)
+    effects = producer.handle(Load(7), 0.0)
+    assert effects == [Acknowledge(7), Send("n0", Produce(7))]
+    assert not producer.handle(Tick(), 1.0), "silence: it turns to another one"
+    assert producer.handle(Load(8), 1.0)[1] == Send("n1", Produce(8))
+    assert not tell(producer, "n1", Refused(8, "n0"), 1.1)
+    assert producer.handle(Load(9), 1.2)[1] == Send("n0", Produce(9))
+    assert not tell(producer, "n0", Produced(9), 1.3) and not producer.handle(Tick(), 9.0)
 
 
 def test_record_that_counts_by_a_set_that_became_too_small_is_refused() -> None:
@@ -281,7 +321,9 @@ def test_bookie_with_a_full_disk_takes_adds_of_a_recovery_only() -> None:
 @pytest.mark.parametrize("protocol", ["bookkeeper-3-3-2", "bookkeeper-2-2-2"])
 def test_next_client_recovers_the_ledger_that_a_dead_one_left(protocol: str) -> None:
     result, world = outcome("writer-dies", protocol)
+    read = result.decisions.pop("recovery read")
     assert result.decisions == {"ledger created": 2, "recovery": 1}
+    assert 0 < read < 10, "what lies behind the last add confirmed, and not the whole ledger"
     assert (result.lost, result.doubled) == (0, 0)
     assert result.sent - 1 <= result.acknowledged <= result.sent, "one value was on its way"
     assert max(world.sent) == 1_000 and len(world.sent) < 1_000, "nobody adds values meanwhile"

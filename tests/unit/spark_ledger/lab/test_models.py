@@ -12,7 +12,6 @@ from spark_ledger.lab.elections import RequestVote, Vote
 from spark_ledger.lab.kafka import (
     AlterIsr,
     Broker,
-    Controller,
     EndOffset,
     Fetch,
     Heartbeat,
@@ -20,6 +19,7 @@ from spark_ledger.lab.kafka import (
     LeaderAndIsr,
     OffsetForEpoch,
 )
+from spark_ledger.lab.kafka_controller import Controller
 from spark_ledger.lab.machines import (
     NO_VALUE,
     Entry,
