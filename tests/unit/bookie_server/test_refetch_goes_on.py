@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import cast
 
 import pytest
@@ -37,6 +38,7 @@ class Holder:
         self.lacks = {LedgerId(each) for each in ledgers}
         self.asked: list[int] = []
         self.errors: list[Exception] = []
+        self.broken: set[int] = set()
         self.is_known = True
         self.lacking = cast("LackingLedgers", self)
 
@@ -54,6 +56,8 @@ class Holder:
             self.asked.append(ledger_id)
         if self.errors:
             raise self.errors.pop()
+        if ledger_id in self.broken:
+            raise CorruptionError("index")
         return EntryPage([], None) if self.is_known else None
 
 
@@ -93,6 +97,21 @@ def test_each_ledger_has_its_turn_however_many_there_are(monkeypatch: pytest.Mon
             await looks.look()
         assert holder.asked == [0, 1, 2, 3, 4, 0, 1]
         assert await marked_in(tree) == dict.fromkeys(range(5), 1)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("broken", [0, 1, 2])
+def test_ledger_whose_look_fails_each_time_holds_up_no_other(broken: int) -> None:
+    async def main() -> None:
+        holder, tree = Holder(range(3)), MemoryTree()
+        holder.broken = {broken}
+        looks = Refetch(holder, await made(tree, range(3)), ME)
+        for _ in range(4):
+            with suppress(CorruptionError):
+                await looks.look()
+        assert set(holder.asked) == {0, 1, 2}
+        assert (await marked_in(tree)).keys() == {0, 1, 2} - holder.broken
 
     asyncio.run(main())
 

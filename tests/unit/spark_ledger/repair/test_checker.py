@@ -17,7 +17,7 @@ from spark_ledger.repair.closed import ClosedCheck
 from spark_ledger.repair.nodes import CHECK_PATH, CheckState, mark
 from spark_ledger.repair.status import look
 from spark_ledger.transport.base import ListedEntries
-from spark_ledger.types import BookieId, BookieStatus, LedgerId
+from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
 from tests.unit.spark_ledger.client.world import World, run_virtually
 from tests.unit.spark_ledger.repair.world import contents, crew, lacking, marked
 
@@ -149,6 +149,42 @@ def test_bookie_that_hangs_is_not_waited_for_at_each_ledger(
         await asyncio.sleep(5.0)
         assert (await checking.checker.check(writers[0].ledger_id)).silent
         assert asked == 2, "it may answer by then"
+
+    run_virtually(test, bookies=4)
+
+
+@pytest.mark.parametrize(("last_s", "is_hung"), [(0.1, False), (1.0, True)])
+def test_bookie_whose_pages_are_slow_hangs_only_if_one_of_them_takes_the_whole_time(
+    monkeypatch: pytest.MonkeyPatch, last_s: float, is_hung: bool
+) -> None:
+    """It has answered in between: an error in the end is no silence."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await closed(client)
+        checking, asked = Checking(client), 0
+        checking.checker._timeout_s = 1.0
+        ask = client.context.transport.list_entries
+
+        async def list_entries(
+            bookie_id: BookieId, ledger_id: LedgerId, first: EntryId, **named: Any
+        ) -> ListedEntries:
+            nonlocal asked
+            page = await ask(bookie_id, ledger_id, first, **named)
+            if bookie_id != "b1":
+                return page
+            asked += 1
+            following = EntryId(first + 5)
+            await asyncio.sleep(0.5 if following < 20 else last_s)
+            if following >= 20:
+                return ListedEntries(BookieStatus.IO_ERROR, [])
+            ranges = [(a, min(b, EntryId(first + 4))) for a, b in page.ranges if a < following]
+            return ListedEntries(BookieStatus.OK, ranges, following)
+
+        monkeypatch.setattr(client.context.transport, "list_entries", list_entries)
+        for pages in (4, 4 if is_hung else 8):
+            assert (await checking.checker.check(writer.ledger_id)).silent
+            assert asked == pages
 
     run_virtually(test, bookies=4)
 
