@@ -8,13 +8,12 @@ from functools import partial
 
 from spark_ledger.client.appenders import Appenders
 from spark_ledger.client.context import ClientContext
-from spark_ledger.client.frames import FrameStore
+from spark_ledger.client.found_entries import Found, FoundEntries
 from spark_ledger.client.lane_reader import LaneReader, verify_chunk
 from spark_ledger.client.last_confirmed import unless_busy
 from spark_ledger.client.machine_loop import MachineLoop, crash_error
 from spark_ledger.errors import LedgerError
-from spark_ledger.limits.client import BUSY_PAUSE_S, BUSY_PAUSE_S_MAX
-from spark_ledger.limits.entries import READ_REQUEST_BYTES_MAX
+from spark_ledger.limits.client import BUSY_PAUSE_S, BUSY_PAUSE_S_MAX, RECOVERY_READ_BYTES_MAX
 from spark_ledger.protocol.events import (
     CancelRead,
     ChooseBookies,
@@ -66,14 +65,10 @@ class Recovery:
             add_timeout_s=context.config.add_timeout_s,
         )
         self._reads: dict[tuple[int, int], asyncio.Task[None]] = {}
-        self._fetched: dict[tuple[int, int], dict[int, bytes]] = {}
-        """What each replica brought last: frames by entry id."""
-        self._found: dict[int, bytes] = {}
-        """Frames of entries that were found and are not yet in order behind one another."""
-        self._lengths: dict[int, int] = {}
-        """Cumulative lengths of entries that were read: the machine asks for that of the last."""
-        self._frames: FrameStore | None = None
-        self._next_entry = 0
+        self._fetched: dict[tuple[int, int], list[Found]] = {}
+        """What a replica has brought just now."""
+        self._lanes = lanes(ledger.value.quorums)
+        self._found_entries: FoundEntries | None = None
         self._outcome: asyncio.Future[Versioned[LedgerMetadata]] = self._loop.create_future()
         self._machine_loop = MachineLoop(
             self._machine,
@@ -81,6 +76,7 @@ class Recovery:
             timer=context.timer,
             busy=lambda: not self._outcome.done(),
             crashed=self._on_crash,
+            after=self._on_progress,
         )
         self._appenders = Appenders(
             context,
@@ -121,7 +117,8 @@ class Recovery:
             case DeliverEntries():
                 self._deliver(command)
             case SendEntries():
-                self._send(command)
+                runs = self._found.runs(command.bookie_index, command.first, command.last)
+                self._appenders.send(command.bookie_index, runs)
             case OpenAppender():
                 self._appenders.open(command)
             case CloseAppender():
@@ -160,8 +157,18 @@ class Recovery:
             command.bookie_index, reply.status, reply.last_add_confirmed, reply.message
         )
 
+    @property
+    def _found(self) -> FoundEntries:
+        if self._found_entries is None:  # the first read begins behind what is confirmed
+            machine = self._machine
+            self._found_entries = FoundEntries(
+                machine.metadata, self._digest, machine.last_add_confirmed
+            )
+        return self._found_entries
+
     async def _read(self, command: ReadEntries) -> None:
         key, me = (command.bookie_index, command.lane), asyncio.current_task()
+        await self._found.wait_for_room(self._lanes[command.lane])
         busy_wait_s, pause_s = self._context.config.read_timeout_s, BUSY_PAUSE_S
         deadline = self._loop.time() + busy_wait_s
         ended = await self._read_once(command)
@@ -187,7 +194,7 @@ class Recovery:
             command.first,
             command.last,
             stride=command.stride,
-            max_bytes=READ_REQUEST_BYTES_MAX,
+            max_bytes=RECOVERY_READ_BYTES_MAX,
             fence=command.fence,
             access_key=self._access_key,
             timeout_s=self._context.config.read_timeout_s,
@@ -200,42 +207,32 @@ class Recovery:
                     self._ledger_id, self._digest, command, expected, chunk
                 )
                 if entries and chunk.run is not None:
-                    last = entries[-1].entry_id
-                    frames = {int(e): bytes(f) for e, f in chunk.run.split() if e <= last}
-                    self._lengths.update((entry.entry_id, entry.length) for entry in entries)
-                    expected = entries[-1].entry_id + command.stride
-                    self._fetched[key] = frames
-                    self._machine_loop.feed(
-                        EntriesRead(
-                            command.bookie_index, command.lane, EntryId(entries[-1].entry_id)
-                        )
-                    )
+                    frames = zip(chunk.run.split(), entries, strict=False)  # damaged ones follow
+                    self._fetched[key] = [
+                        Found(int(entry_id), bytes(frame), entry.length)
+                        for (entry_id, frame), entry in frames
+                    ]
+                    last = EntryId(entries[-1].entry_id)
+                    expected = last + command.stride
+                    self._machine_loop.feed(EntriesRead(*key, last))
+                    del self._fetched[key]
                 if ended is not None:
                     break
         return ended or ReadEnded(*key, status=BookieStatus.OK, entry_id=EntryId(expected))
 
     def _deliver(self, command: DeliverEntries) -> None:
-        frames = self._fetched[command.bookie_index, command.lane]
-        stride = lanes(self._machine.metadata.quorums)[command.lane].stride
-        for entry_id in range(command.first, command.last + 1, stride):
-            self._found[entry_id] = frames[entry_id]
+        fetched = self._fetched[command.bookie_index, command.lane]
+        self._found.add(
+            entry for entry in fetched if command.first <= entry.entry_id <= command.last
+        )
 
-    # -- writing back ------------------------------------------------------------------------------
+    def _on_progress(self) -> None:
+        if self._found_entries is not None:
+            machine = self._machine
+            self._found_entries.release(min(machine.held_by_all, machine.last_add_confirmed))
 
-    def _send(self, command: SendEntries) -> None:
-        if self._frames is None:
-            self._next_entry = self._machine.last_add_confirmed + 1
-            self._frames = FrameStore(
-                self._machine.metadata, self._digest, first_entry=self._next_entry
-            )
-        while self._next_entry in self._found:
-            self._frames.add([self._found.pop(self._next_entry)])
-            self._next_entry += 1
-        runs = self._frames.runs(command.bookie_index, command.first, command.last)
-        self._appenders.send(command.bookie_index, runs)
-
-    async def _tell_length(self, command: TellLength) -> Event:
-        return LengthRead(self._lengths[command.entry_id], NO_ENTRY)
+    async def _tell_length(self, _command: TellLength) -> Event:
+        return LengthRead(self._found.length, NO_ENTRY)  # the end is stored, so it is in order
 
     async def _read_length(self, command: ReadLength) -> Event:
         reader = LaneReader(

@@ -158,6 +158,16 @@ further behind reads for itself."""
 TAIL_ENTRY_BYTES: Final = 250
 """About what an entry takes beside its payload: tuple, numbers, and the heads of objects."""
 
+# -- recovery --------------------------------------------------------------------------------------
+
+RECOVERY_BYTES_MAX: Final = 32 * MIB
+"""What a recovery holds of entries that were found and are not stored on all of their bookies: as
+much as a writer. Reads wait then."""
+
+RECOVERY_READ_BYTES_MAX: Final = 8 * MIB
+"""One read request of a recovery. So much of each lane may be on its way when there is no room
+left, and one entry more."""
+
 # -- ledgers that could not be closed --------------------------------------------------------------
 
 LEFT_OPEN_DELAY_S: Final = 1.0

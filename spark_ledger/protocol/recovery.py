@@ -130,6 +130,11 @@ class RecoveryMachine:
         return self._last_add_confirmed
 
     @property
+    def held_by_all(self) -> int:
+        """Up to which entry no live bookie is sent what was found once more."""
+        return -1 if self._replication is None else self._replication.held_by_all_live()
+
+    @property
     def next_deadline(self) -> float | None:
         """The earliest time at which a tick may change something; None if none will."""
         if self._replication is None or self._phase is not Phase.READING:

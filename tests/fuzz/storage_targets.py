@@ -114,10 +114,6 @@ def _records() -> list[Target]:
     def header(data: bytes) -> object:
         return records.parse_header(data, SEED)
 
-    def trailer(data: bytes) -> object:
-        parsed = records.parse_header(data, SEED)
-        return None if parsed is None else (parsed, data[24:])
-
     def batch_search(data: bytes) -> object:
         found = records.find_later_batch(data, 2, SEED)
         assert found is None or found % records.BATCH_ALIGNMENT == 0

@@ -96,3 +96,17 @@ def test_test_folders_are_packages() -> None:
     folders = {path.parent for path in (ROOT / "tests").rglob("test_*.py")}
     missing = [str(folder) for folder in sorted(folders) if not (folder / "__init__.py").exists()]
     assert not missing
+
+
+def test_functions_within_functions_are_used() -> None:
+    """A test whose scenario nobody runs passes whatever it says."""
+    unused = [
+        f"{source.path}:{inner.lineno}: {outer.name} does not use {inner.name}"
+        for source in sources()
+        for outer, _ in functions(source)
+        for inner in outer.body
+        if isinstance(inner, Functions)
+        and not inner.decorator_list
+        and inner.name not in {n.id for n in ast.walk(outer) if isinstance(n, ast.Name)}
+    ]
+    assert not unused, "\n".join(unused)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from spark_ledger.client import found_entries, recovery
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.errors import BookieUnavailableError, LedgerError
@@ -15,8 +16,10 @@ from spark_ledger.protocol.ensemble import with_ensemble
 from spark_ledger.protocol.events import Event
 from spark_ledger.protocol.recovery import RecoveryMachine
 from spark_ledger.runs import EntryRun
+from spark_ledger.tasks import cancel
 from spark_ledger.transport.base import ReadChunk
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId, LedgerState
+from tests.contracts.scripted_bookie import ScriptedBookie
 from tests.unit.spark_ledger.client.world import World, run, run_virtually
 
 PAYLOADS = [b"entry %d" % n * (n + 1) for n in range(23)]
@@ -263,5 +266,53 @@ def test_recovery_whose_bookies_stay_busy_ends_with_an_error() -> None:
         other.context.transport.read = busy  # type: ignore[method-assign]
         with pytest.raises(LedgerError):
             await asyncio.wait_for(other.open_ledger(writer.ledger_id, recover=True), 10.0)
+
+    run_virtually(test, bookies=5)
+
+
+@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.parametrize("quorums", [(1, 1, 1), (3, 3, 2), (5, 3, 2), (4, 2, 1)])
+def test_recovery_whose_bookies_store_slowly_holds_no_more_than_its_bound(
+    quorums: tuple[int, int, int], busy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing tells what was confirmed, so all of the ledger is read. ``busy``: one bookie has to
+    be sent again what the others have stored already."""
+    monkeypatch.setattr(found_entries, "RECOVERY_BYTES_MAX", 200)
+    monkeypatch.setattr(recovery, "RECOVERY_READ_BYTES_MAX", 100)
+    e, wq, _ = quorums
+    lanes, largest = 1 if e == wq else e, len(PAYLOADS[-1]) + 48
+    bound = (200 + lanes * (100 + largest)) * wq / e + largest
+    held: list[int] = []
+
+    def hold_adds(bookie: ScriptedBookie) -> None:
+        add = bookie.add
+
+        def held_add(*args: Any, **kwargs: Any) -> None:
+            bookie.hold = True  # and fences, which reads wait for, not
+            add(*args, **kwargs)
+            bookie.hold = False
+
+        bookie.add = held_add  # type: ignore[method-assign]
+
+    async def store_slowly(bookies: list[ScriptedBookie]) -> None:
+        while True:
+            await asyncio.sleep(0.05)
+            held.append(max(bookie.append_bytes_in_flight for bookie in bookies))
+            if busy and len(held) == 2:
+                bookies[0].refuse_next = BookieStatus.TOO_MANY_REQUESTS, "busy"
+            for bookie in bookies:
+                bookie.release()
+
+    async def test(world: World) -> None:
+        writer = await left_open(await world.client(explicit_lac_delay_s=100.0), quorums)
+        bookies = list(world.bookies.values())
+        for bookie in bookies:
+            hold_adds(bookie)
+        storing = asyncio.create_task(store_slowly(bookies))
+        reader = await (await world.client()).open_ledger(writer.ledger_id, recover=True)
+        await cancel(storing)
+        assert reader.metadata.length == sum(map(len, PAYLOADS))
+        assert [e.payload async for e in reader.read(0, len(PAYLOADS) - 1)] == PAYLOADS
+        assert 0 < max(held) <= bound
 
     run_virtually(test, bookies=5)

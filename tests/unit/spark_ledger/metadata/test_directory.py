@@ -203,6 +203,28 @@ def test_bookie_that_was_replaced_between_two_reads_is_read_again() -> None:
 
 
 @pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("changes", [0, 1, 2, 5])
+def test_bookies_of_a_store_that_counts_anew_are_all_read_again(changes: int) -> None:
+    """A restored ZooKeeper has counted less, or as much, of the same names."""
+
+    async def main() -> None:
+        old, new = MemoryTree(), MemoryTree()
+        for address, tree in (("127.0.0.1:1", old), ("127.0.0.1:2", new)):
+            for name in "ab":
+                await BookieRegistry(tree.open_session()).register(bookie(name, address))
+        for _ in range(changes):
+            passing = BookieRegistry(old.open_session())
+            await passing.register(bookie("c"))
+            await passing.deregister()
+        directory = BookieDirectory(BookieRegistry(old.open_session()))
+        await directory.refresh()
+        directory._registry = BookieRegistry(new.open_session())
+        await directory.refresh(all_again=changes == 0)  # nothing else tells these two apart
+        assert [info.address for info in directory.all()] == 2 * ["127.0.0.1:2"]
+
+    asyncio.run(main())
+
+
 def test_refresh_of_all_reads_what_changed_without_a_notice() -> None:
     async def main() -> None:
         tree = MemoryTree()

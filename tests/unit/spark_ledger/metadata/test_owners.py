@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -60,6 +61,33 @@ def test_owner_after_a_lost_session_is_there_again_under_its_name() -> None:
     asyncio.run(main())
 
 
+def test_owner_whose_session_is_lost_while_it_is_made_again_is_made_once_more() -> None:
+    """The node was made, and went with its session before the reply was there."""
+
+    async def main() -> None:
+        tree = MemoryTree()
+        store, other = tree.open_session(), tree.open_session()
+        owner = Owner(store)
+        name = await owner.announce()
+        create, expirations = store.create, 2
+
+        async def create_and_expire(*args: Any, **kwargs: Any) -> None:
+            nonlocal expirations
+            await create(*args, **kwargs)
+            if expirations:
+                expirations -= 1
+                store.expire()
+                await asyncio.sleep(0.01)  # the notice is here before the reply
+
+        store.create = create_and_expire  # type: ignore[method-assign]
+        store.expire()
+        await until_alive(other, name)
+        assert expirations == 0
+        await owner.close()
+
+    asyncio.run(main())
+
+
 def test_owner_whose_old_node_is_still_there_waits_until_it_is_its_own() -> None:
     async def main() -> None:
         tree = MemoryTree()
@@ -96,6 +124,8 @@ def test_owner_without_a_store_is_no_owner() -> None:
         lost = Owner(MemoryTree().open_session(interpose=lambda *_: Fault(Outcome.LOST_REQUEST)))
         with pytest.raises(OutcomeUnknownError):
             await lost.announce()
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("outcome", [Outcome.UNAVAILABLE, Outcome.LOST_REQUEST])

@@ -335,6 +335,29 @@ def test_long_lists_share_the_transaction(monkeypatch: pytest.MonkeyPatch) -> No
     run(scenario())
 
 
+@pytest.mark.parametrize("lagging", ["-", "a", "b"])
+def test_long_lists_of_a_commit_whose_reply_was_lost_stay(
+    monkeypatch: pytest.MonkeyPatch, lagging: str
+) -> None:
+    """One stream says that the commit was made, and the other is read from a server that lags: its
+    list is named all the same, and would be missed."""
+
+    async def scenario() -> None:
+        world = World()
+        streams, _ = await world.streams(Outcome.LOST_REPLY)
+        segments = [loose(n, ledger_id=9, first_entry=n) for n in range(1, 40)]
+        monkeypatch.setattr(committer, "SEGMENT_LIST_NODE_BYTES_MAX", 100)
+        lagging_heads(monkeypatch, 2, lagging)
+        commits = await commit_to([(stream, segments) for stream in streams])
+        assert [commit.applied for commit in commits] == [True, True]
+        monkeypatch.undo()
+        _, fresh = another(world.ledgers)
+        for name in "ab":
+            assert (await (await fresh.open(name)).commit(0)).rows == 780
+
+    run(scenario())
+
+
 def test_append_to_writes_all_streams_and_keeps_their_ledgers() -> None:
     async def scenario() -> None:
         world = World()

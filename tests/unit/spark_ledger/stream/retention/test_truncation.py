@@ -14,6 +14,7 @@ from spark_ledger.errors import ConfigurationError, ConflictError, DataLossError
 from spark_ledger.metadata.memory import Outcome
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.model import Retention
+from spark_ledger.stream.retention import handle
 from spark_ledger.stream.retention.reclaim import LiveNames
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import Dlsn
@@ -428,6 +429,21 @@ def test_hold_beside_a_truncation_is_kept_or_refused(hold_is_within: bool) -> No
         if run(scenario(step)):
             return
     raise AssertionError("a hold takes fewer steps")
+
+
+def test_holds_are_bounded_and_each_of_them_may_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handle, "HOLDS_MAX", 3)
+
+    async def scenario() -> None:
+        stream = (await stream_of(4))[1]
+        for n, name in enumerate("abcabc"):
+            await stream.retention.hold(name, (n // 2,), for_s=60)
+        with pytest.raises(ConfigurationError, match="has 3 holds, and may have 3"):
+            await stream.retention.hold("d", (1,), for_s=60)
+        await stream.retention.release("b")
+        await stream.retention.hold("d", (1,), for_s=60)
+
+    run(scenario())
 
 
 @pytest.mark.parametrize(
