@@ -103,8 +103,7 @@ def _number(where: str, table: dict[str, object], name: str, default: float | No
 
 def _places(where: str, table: dict[str, object], name: str) -> tuple[int, ...]:
     places = table.get(name, [])
-    is_list = isinstance(places, list)
-    if not is_list or any(place not in range(SERVERS_MAX) for place in places):
+    if not isinstance(places, list) or any(each not in range(SERVERS_MAX) for each in places):
         raise ConfigurationError(
             f"{where} takes {name} by their places, 0 to {SERVERS_MAX - 1}: {name} = [0, 1]"
         )
