@@ -123,7 +123,7 @@ def compare(
 
 @group.command()
 @click.argument("scenario")
-@click.option("--protocol", default="bookkeeper-3-3-2", show_default=True, metavar="NAME")
+@click.option("--protocol", default="", metavar="NAME", help="Else that of the story, or a ledger.")
 @_seed
 @click.option("--step", is_flag=True, help="Wait for the return key after each step.")
 @click.option("--messages", default="", metavar="FILE", help="Draw its messages instead: an .svg.")
@@ -141,24 +141,31 @@ def explain(
     from_s: float | None,
     ms: float,
 ) -> None:
-    """Tell one run step by step: each fault and decision, and what every server knew then."""
-    from spark_ledger.lab.explanation import moments
-    from spark_ledger.lab.protocols import PROTOCOLS
-    from spark_ledger.lab.scenarios import DRAWN, SCENARIOS
+    """Tell one run step by step: each fault and decision, and what every server knew then.
 
-    scenarios = {**SCENARIOS, DRAWN.name: DRAWN}
-    _known("scenario", (scenario,), tuple(scenarios))
+    SCENARIO is a scenario, a .toml file with one, or a story such as kafka.truncation: a scenario
+    with the protocol that it is about, and what to look for.
+    """
+    from spark_ledger.lab.explanation import STORIES, moments
+    from spark_ledger.lab.protocols import PROTOCOLS
+
+    story = STORIES.get(scenario)
+    if story is None and "." in scenario and not scenario.endswith(".toml"):
+        _known("story", (scenario,), tuple(STORIES))
+    protocol = protocol or (story.protocol if story else "bookkeeper-3-3-2")
     _known("protocol", (protocol,), tuple(PROTOCOLS))
+    chosen = _scenario(story.scenario if story else scenario)
     if messages:
-        _draw_messages(scenarios[scenario], protocol, seed, messages, from_s, ms / 1e3)
+        _draw_messages(chosen, protocol, seed, messages, from_s, ms / 1e3)
         return
-    found, outcome = moments(scenarios[scenario], protocol, seed)
+    found, outcome = moments(chosen, protocol, seed)
     if settings.as_json:
         for moment in found:
             hosts = [host._asdict() for host in moment.hosts]
             print_json({**moment._asdict(), "hosts": hosts})
         return
-    click.echo(f"{scenario}: {scenarios[scenario].what}; {protocol}, seed {seed}\n")
+    click.echo(f"{chosen.name}: {chosen.what}; {protocol}, seed {seed}\n")
+    click.echo(f"{story.look if story else ''}\n\n{_STEP}\n".lstrip())
     for moment in found:
         what = ", ".join(moment.what)
         click.echo(f"{moment.at:6.3f} s  {what} ({moment.acknowledged} values acknowledged)")
@@ -173,9 +180,9 @@ def explain(
             click.pause("return: next step")
         click.echo()
     click.echo(
-        f"{outcome.acknowledged} of {outcome.sent} values were acknowledged, {outcome.lost} of "
-        f"these are lost; the longest time without an acknowledgement was "
-        f"{outcome.longest_gap_ms:g} ms"
+        f"{outcome.acknowledged} of {outcome.sent} values were acknowledged, and {outcome.lost} of "
+        f"these are lost. The longest time without an acknowledgement: {outcome.longest_gap_ms:g} "
+        "ms."
     )
 
 
@@ -274,6 +281,18 @@ def claims(settings: Settings, path: str) -> None:
         click.get_current_context().exit(1)
 
 
+_STEP: Final = (
+    "Each step: what happened, and how all stood then. entries: in a server's log, also in its "
+    "memory; synced: of these, on its disk."
+)
+
+
+def _scenario(name: str) -> Scenario:
+    from spark_ledger.lab.scenario_files import find
+
+    return find(name)
+
+
 class _Wanted(NamedTuple):
     """What is to be run and drawn."""
 
@@ -290,8 +309,10 @@ def _wanted(scenarios: tuple[str, ...], protocols: tuple[str, ...], seed: int) -
     from spark_ledger.lab.protocols import PROTOCOLS
     from spark_ledger.lab.scenarios import SCENARIOS
 
+    for name in scenarios:
+        _scenario(name)  # refused before anything is run
     return _Wanted(
-        _known("scenario", scenarios, tuple(SCENARIOS)),
+        scenarios or tuple(SCENARIOS),
         _known("protocol", protocols, tuple(PROTOCOLS)),
         seed,
         bool(protocols),
@@ -300,8 +321,6 @@ def _wanted(scenarios: tuple[str, ...], protocols: tuple[str, ...], seed: int) -
 
 def _compare(settings: Settings, wanted: _Wanted, *, wide: bool) -> None:
     """Run and show."""
-    from spark_ledger.lab.scenarios import SCENARIOS
-
     found: list[list[Outcome]] = []
     with progress("running", len(wanted.scenarios) * len(wanted.protocols)) as advance:
         found.extend(_run_all(wanted, advance))
@@ -309,12 +328,12 @@ def _compare(settings: Settings, wanted: _Wanted, *, wide: bool) -> None:
         for outcome in chain.from_iterable(found):
             print_json(outcome._asdict())
         return
-    for outcomes in found:
-        name = outcomes[0].scenario
-        click.echo(f"{name}: {SCENARIOS[name].what} (seed {wanted.seed})")
+    for name, outcomes in zip(wanted.scenarios, found, strict=True):
+        scenario = _scenario(name)
+        click.echo(f"{scenario.name}: {scenario.what} (seed {wanted.seed})")
         _show(outcomes, wide=wide)
         for path in wanted.paths:
-            click.echo(f"drawn: {path.format(name)}")
+            click.echo(f"drawn: {path.format(scenario.name)}")
         click.echo()
 
 
@@ -335,23 +354,22 @@ def _run_all(wanted: _Wanted, advance: Advance) -> Iterator[list[Outcome]]:
 def _run_one(wanted: _Wanted, advance: Advance = lambda _steps=1: None) -> list[Outcome]:
     """Run one scenario for all protocols, and draw it."""
     from spark_ledger.lab.runs import run
-    from spark_ledger.lab.scenarios import SCENARIOS
     from spark_ledger.lab.timelines import Recorder
 
-    (name,) = wanted.scenarios
+    (scenario,) = map(_scenario, wanted.scenarios)
     outcomes: list[Outcome] = []
     drawn: list[Run] = []
     for protocol in wanted.protocols:
         recorder = Recorder()
         watch = recorder.record if wanted.paths else _nothing
-        outcome, world = run(SCENARIOS[name], protocol, wanted.seed, watch=watch)
+        outcome, world = run(scenario, protocol, wanted.seed, watch=watch)
         outcomes.append(outcome)
         if wanted.paths:  # else its world is not kept
             drawn.append((outcome, world, recorder))
         advance()
-    title = f"{name}: {SCENARIOS[name].what} (seed {wanted.seed})"
+    title = f"{scenario.name}: {scenario.what} (seed {wanted.seed})"
     for path in wanted.paths:
-        _draw(title, drawn, path.format(name), everything=wanted.everything)
+        _draw(title, drawn, path.format(scenario.name), everything=wanted.everything)
     return outcomes
 
 

@@ -18,6 +18,8 @@ _COLOURS: Final = (
     "#c0504d", "#3a7d00", "#0047ff", "#a0522d",
 )  # fmt: skip
 _LOST: Final = "#d00000"
+_FAULT: Final = "#666"
+_DECISION: Final = "#2050c0"
 _LABEL_PX: Final = 6.2
 """About the width of a letter."""
 
@@ -52,9 +54,10 @@ def diagram(title: str, world: World, from_s: float, to_s: float) -> str:
             if last > from_s and first < to_s:
                 a, b = x(max(first, from_s)), x(min(last, to_s))
                 parts.append(f'<rect x="{a}" y="{y - 7}" width="{b - a}" height="14" fill="#ccc"/>')
+    parts += [
+        _message(each, lanes, x, to_s, colours[type(each.message).__name__]) for each in shown
+    ]
     parts += _events([each for each in world.events if from_s <= each.at <= to_s], lanes, x)
-    for each in shown:
-        parts.append(_message(each, lanes, x, to_s, colours[type(each.message).__name__]))
     for tick in range(11):
         at = from_s + (to_s - from_s) * tick / 10
         parts.append(f'<text x="{x(at)}" y="{height - 8}" text-anchor="middle">{at:.4g} s</text>')
@@ -64,7 +67,8 @@ def diagram(title: str, world: World, from_s: float, to_s: float) -> str:
 def _legend(colours: dict[str, str]) -> Iterable[str]:
     """The kinds of messages, in rows below the title."""
     at, y = 10.0, 42
-    for kind, colour in (*colours.items(), ("never came", _LOST)):
+    signs = (("never came", _LOST), ("fault; grey bar: down", _FAULT), ("decision", _DECISION))
+    for kind, colour in (*colours.items(), *signs):
         if at + _LABEL_PX * len(kind) + 40 > _LEFT + _WIDTH:
             at, y = 10.0, y + 18
         yield f'<line x1="{at}" x2="{at + 18}" y1="{y - 4}" y2="{y - 4}" stroke="{colour}"/>'
@@ -92,7 +96,7 @@ def _events(events: Sequence[Happened], lanes: dict[str, int], x: _Place) -> Ite
     """Faults and decisions, on the lanes of those they happened to; a row each time."""
     free = dict.fromkeys(lanes, (0.0, 0))
     for each in events:
-        colour = "#666" if each.is_fault else "#2050c0"
+        colour = _FAULT if each.is_fault else _DECISION
         for name in (name for name in each.who.split() if name in lanes):
             at, (until, row) = x(each.at), free[name]
             row = row + 1 if at < until else 0

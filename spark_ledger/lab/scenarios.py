@@ -43,12 +43,12 @@ def _full(place: int, world: World, servers: tuple[str, ...]) -> None:
 def _leader_apart(world: World, servers: tuple[str, ...]) -> None:
     for other in world.hosts:
         if other not in (servers[0], CLIENT, READER):
-            _apart(world, servers[0], other, 3.0, 8.0)
+            apart(world, servers[0], other, 3.0, 8.0)
 
 
 def _deaf_leader(world: World, servers: tuple[str, ...]) -> None:
     for other in servers[1:]:
-        _apart(world, other, servers[0], 3.0, 8.0, one_way=True)
+        apart(world, other, servers[0], 3.0, 8.0, one_way=True)
 
 
 def _last_loses_power(world: World, servers: tuple[str, ...]) -> None:
@@ -56,21 +56,21 @@ def _last_loses_power(world: World, servers: tuple[str, ...]) -> None:
     for server, at in zip(servers[2:0:-1], (5.5, 6.5), strict=False):
         world.loop.at(at, None, world.stop, server)
         world.loop.at(10.0, None, world.restart, server)
-    _down(world, servers[0], 8.5, 9.0, power=True)
+    down(world, servers[0], 8.5, 9.0, power=True)
 
 
 def _one_has_it(world: World, servers: tuple[str, ...]) -> None:
     for server in servers:
         if server != servers[1]:
-            _apart(world, CLIENT, server, 3.0, 4.0, one_way=True)
-    _down(world, servers[1], 3.5, 8.0, power=True)
-    world.loop.at(3.5, None, _replace_disk, world, servers[1])
-    _down(world, CLIENT, 3.5, 4.0, power=False)
+            apart(world, CLIENT, server, 3.0, 4.0, one_way=True)
+    down(world, servers[1], 3.5, 8.0, power=True)
+    world.loop.at(3.5, None, replace_disk, world, servers[1])
+    down(world, CLIENT, 3.5, 4.0, power=False)
 
 
 def _writer_dies(world: World, servers: tuple[str, ...]) -> None:
     # 3.001: what was added at 3.0 s is on its way
-    _down(world, CLIENT, 3.001, 3.5, power=False)
+    down(world, CLIENT, 3.001, 3.5, power=False)
 
 
 def _both_die(world: World, servers: tuple[str, ...]) -> None:
@@ -85,63 +85,63 @@ def _writer_freezes(world: World, servers: tuple[str, ...]) -> None:
 
 
 def _dies(world: World, servers: tuple[str, ...]) -> None:
-    _down(world, servers[1], 3.0, 8.0, power=True)
+    down(world, servers[1], 3.0, 8.0, power=True)
 
 
 def _leader_dies(world: World, servers: tuple[str, ...]) -> None:
-    _down(world, servers[0], 3.0, 8.0, power=True)
+    down(world, servers[0], 3.0, 8.0, power=True)
 
 
 def _power(world: World, servers: tuple[str, ...]) -> None:
     for server in servers:
-        _down(world, server, 3.0, 5.0, power=True)
+        down(world, server, 3.0, 5.0, power=True)
 
 
 def _two_die(world: World, servers: tuple[str, ...]) -> None:
     for server in servers[1:3]:
-        _down(world, server, 3.0, 8.0, power=True)
+        down(world, server, 3.0, 8.0, power=True)
 
 
 def _partition(world: World, servers: tuple[str, ...]) -> None:
     for other in servers[1:]:
-        _apart(world, servers[0], other, 3.0, 8.0)
+        apart(world, servers[0], other, 3.0, 8.0)
 
 
 def _follower_apart(world: World, servers: tuple[str, ...]) -> None:
     for other in servers:
         if other != servers[1]:
-            _apart(world, servers[1], other, 3.0, 8.0)
+            apart(world, servers[1], other, 3.0, 8.0)
 
 
 def _one_way(world: World, servers: tuple[str, ...]) -> None:
-    _apart(world, servers[0], servers[1], 3.0, 8.0, one_way=True)
+    apart(world, servers[0], servers[1], 3.0, 8.0, one_way=True)
 
 
 def _rolling(world: World, servers: tuple[str, ...]) -> None:
     for place, server in enumerate(servers):
-        _down(world, server, 3.0 + place * 1.5, 3.5 + place * 1.5, power=False)
+        down(world, server, 3.0 + place * 1.5, 3.5 + place * 1.5, power=False)
 
 
 def _last_dies(world: World, servers: tuple[str, ...]) -> None:
     for server in servers[1:3]:
-        _down(world, server, 3.0, 7.0, power=True)
-    _down(world, servers[0], 6.0, 10.0, power=False)
+        down(world, server, 3.0, 7.0, power=True)
+    down(world, servers[0], 6.0, 10.0, power=False)
 
 
 def _in_turn(world: World, servers: tuple[str, ...]) -> None:
     # 3.005: what was added at 3.0 s is acknowledged, and followers have not heard of that
-    _down(world, servers[0], 3.005, 8.0, power=False)
-    _down(world, servers[1], 4.5, 8.0, power=False)
+    down(world, servers[0], 3.005, 8.0, power=False)
+    down(world, servers[1], 4.5, 8.0, power=False)
     for other in servers[2:3]:
-        _apart(world, servers[1], other, 3.005, 8.0)
+        apart(world, servers[1], other, 3.005, 8.0)
 
 
 def _figure_8(world: World, servers: tuple[str, ...]) -> None:
     """Figure 8 of the Raft paper, with three servers instead of five."""
     first = servers[0]
     for other in servers[1:]:  # what it adds last is in its own log only
-        _apart(world, first, other, 3.0, 3.06)
-    _down(world, first, 3.05, 5.0, power=False)
+        apart(world, first, other, 3.0, 3.06)
+    down(world, first, 3.05, 5.0, power=False)
     second: list[str] = []
 
     def stands(who: str) -> None:
@@ -158,8 +158,8 @@ def _figure_8(world: World, servers: tuple[str, ...]) -> None:
         now = world.loop.now
         for other in servers:
             if other != who:
-                _apart(world, who, other, now, 11.0)
-        _down(world, who, now + 2.0, 11.0, power=False)
+                apart(world, who, other, now, 11.0)
+        down(world, who, now + 2.0, 11.0, power=False)
         world.loop.at(now + 2.0, None, returns)
 
     def returns() -> None:
@@ -198,17 +198,18 @@ def _at_next(
 def _one_forgets(world: World, servers: tuple[str, ...]) -> None:
     for other in servers[:2]:
         for third in servers[2:3]:
-            _apart(world, other, third, 3.0, 5.1)
-    _down(world, servers[1], 5.0, 5.1, power=True)
-    _down(world, servers[0], 5.05, 9.0, power=False)
+            apart(world, other, third, 3.0, 5.1)
+    down(world, servers[1], 5.0, 5.1, power=True)
+    down(world, servers[0], 5.05, 9.0, power=False)
 
 
 def _disk_lost(world: World, servers: tuple[str, ...]) -> None:
     _dies(world, servers)
-    world.loop.at(7.0, None, _replace_disk, world, servers[1])
+    world.loop.at(7.0, None, replace_disk, world, servers[1])
 
 
-def _replace_disk(world: World, server: str) -> None:
+def replace_disk(world: World, server: str) -> None:
+    """What a dead server had is gone."""
     store = world.hosts[server].store
     store.truncate(0)
     store.meta.clear()
@@ -224,12 +225,12 @@ def _drawn(world: World, servers: tuple[str, ...]) -> None:
         until = min(until, _DRAWN.load_s)
         match draw.choice(("killed", "power", "power of all", "slow", "full", "apart", "one way")):
             case "killed":
-                _down(world, server, at, until, power=False)
+                down(world, server, at, until, power=False)
             case "power":
-                _down(world, server, at, until, power=True)
+                down(world, server, at, until, power=True)
             case "power of all":
                 for each in servers:
-                    _down(world, each, at, until, power=True)
+                    down(world, each, at, until, power=True)
             case "slow":
                 world.loop.at(at, None, world.slow, server, draw.choice((10.0, 100.0)))
                 world.loop.at(until, None, world.slow, server, 1.0)
@@ -239,11 +240,11 @@ def _drawn(world: World, servers: tuple[str, ...]) -> None:
             case kind:
                 for other in servers:
                     if other != server:
-                        _apart(world, server, other, at, until, one_way=kind == "one way")
+                        apart(world, server, other, at, until, one_way=kind == "one way")
         at = until + 0.5  # by then it has everything again, or another one would be a second
 
 
-def _apart(
+def apart(
     world: World, one: str, other: str, from_s: float, to_s: float, *, one_way: bool = False
 ) -> None:
     """Two servers do not hear each other, or only the second not the first; everybody else hears
@@ -264,7 +265,9 @@ def _apart(
     world.loop.at(to_s, None, mend)
 
 
-def _down(world: World, name: str, at_s: float, back_s: float, *, power: bool) -> None:
+def down(world: World, name: str, at_s: float, back_s: float, *, power: bool) -> None:
+    """A server or client is dead for a while; with ``power`` it loses what was not synced."""
+
     def kill() -> None:
         world.kill(name, power=power)
 
