@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bookie_server import keeper_process
 from bookie_server.config import parse
 from bookie_server.keeper_process import (
     HOST,
@@ -132,6 +133,25 @@ def test_keeper_is_started_once_what_kept_it_from_that_is_over(
         assert beside.is_here(Elected(host=HOST, pid=pid))
         await beside.stop()
         assert not beside.is_here(Elected(host=HOST, pid=pid))
+
+    asyncio.run(main())
+
+
+def test_keeper_that_does_not_end_when_it_is_told_to_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it works beside the one that another bookie starts."""
+    monkeypatch.setattr(keeper_process, "KEEPER_STOP_S", 0.1)
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+
+    async def main() -> None:
+        notes = tmp_path / "notes"
+        program = deaf + NOTES + "; time.sleep(60)"
+        argv = [sys.executable, "-c", program, str(notes)]
+        beside = KeeperProcess(MemoryTree().open_session(), argv, {"WORD": "w"}, look_s=0.02)
+        (line,) = await until_lines(notes, 1)
+        await beside.stop()
+        await until_gone(int(line.split()[0]))
 
     asyncio.run(main())
 

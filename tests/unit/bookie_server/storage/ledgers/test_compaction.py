@@ -6,6 +6,7 @@ import errno
 import threading
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -370,6 +371,27 @@ def test_log_that_is_found_damaged_while_it_is_copied_stays_until_copies_came(
     assert first not in logs(small)[0]
     for ledger_id in (4, 6):
         assert small.held(ledger_id) == expected(ledger_id, range(30))
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_directory_that_cannot_be_looked_at_keeps_its_own_figures(
+    small: Machine, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    mixed(small)
+    small.add(3, range(5), size=900)
+    small.flush()
+    compact(small)
+    before = small.bookie.stats().ledger_storage.compaction.directories
+    assert before[0] != before[1]
+
+    def survey(_lock: threading.Lock) -> NoReturn:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(small.bookie._storage._stores[failing].space, "survey", survey)
+    with pytest.raises(OSError, match="Input/output"):
+        compact(small)
+    after = small.bookie.stats().ledger_storage.compaction
+    assert after.directories == before and "Input/output" in after.last_failure
 
 
 def test_orphans_of_a_crash_are_removed(small: Machine) -> None:

@@ -1,0 +1,124 @@
+"""The list of what is lacking is as it was when it cannot be written, and is never longer than it
+may be (rule S22)."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
+from bookie_server.storage.fs.memory_fs import MemoryFileSystem
+from bookie_server.storage.index import memory_index
+from bookie_server.storage.ledgers import lacking
+from bookie_server.storage.ledgers.lacking import NO_LOG, Lack, Lacking, TooMuchLackingError
+from spark_ledger.errors import CorruptionError
+from spark_ledger.types import EntryId, LedgerId
+from tests.unit.bookie_server.storage.ledgers.test_scrub import machine as machine
+from tests.unit.bookie_server.storage.ledgers.test_scrub import scrub
+from tests.unit.bookie_server.storage.support import Machine
+
+DIRECTORY = Path("/ledgers")
+
+
+def lack(ledger_id: int, first: int = 0) -> Lack:
+    return Lack(LedgerId(ledger_id), EntryId(first), EntryId(first + 9), 1)
+
+
+def listed(found: Lacking) -> list[Lack]:
+    return [each for ledger_id in found.ledgers() for each in found.of(ledger_id)]
+
+
+@pytest.fixture
+def files() -> MemoryFileSystem:
+    made = MemoryFileSystem()
+    made.mkdir(DIRECTORY)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("change", "after"),
+    [
+        (lambda of: of.add([lack(2), lack(3, 10), lack(3)]), [lack(2), lack(3), lack(3, 10)]),
+        (lambda of: of.remove([lack(2)]), [lack(3)]),
+    ],
+    ids=["add", "remove"],
+)
+def test_list_whose_change_fails_at_any_step_is_as_it_was(
+    files: MemoryFileSystem, change: Callable[[Lacking], None], after: list[Lack]
+) -> None:
+    """Else rows go, or copies are not awaited, of which the disk says otherwise."""
+    steps_left = 0
+
+    def plan(_operation: Operation) -> Fault | None:
+        nonlocal steps_left
+        steps_left -= 1
+        return Fault(errno.EIO) if steps_left == 0 else None
+
+    faulty = FaultFileSystem(files, plan)
+    before = [lack(2), lack(3)]
+    found = Lacking(faulty, DIRECTORY)
+    found.add(before)
+    for step in itertools.count(1):
+        steps_left = step
+        try:
+            change(found)
+        except OSError:
+            assert listed(found) == before and found.refetched == 0
+        else:
+            break
+    assert step > 4 and listed(found) == after and found.refetched == (len(after) == 1)
+    assert listed(Lacking(files.crash_clone(None), DIRECTORY)) == after
+
+
+def test_list_above_its_bound_takes_no_more_and_gets_shorter(
+    files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Lacking(files, DIRECTORY)
+    monkeypatch.setattr(lacking, "LACKING_MAX", 4)
+    found.add(map(lack, range(4)))
+    for bound in (4, 2):  # the second one is that of another program
+        monkeypatch.setattr(lacking, "LACKING_MAX", bound)
+        with pytest.raises(TooMuchLackingError, match="replace the disk"):
+            found.add([lack(9)])
+        found.add([lack(0)])  # it is listed
+        assert listed(found) == [lack(0), lack(1), lack(2), lack(3)]
+    for left in (3, 2, 1):
+        found.remove([lack(left)])
+        assert listed(found) == list(map(lack, range(left)))
+    found.add([lack(9)])
+    assert listed(found) == [lack(0), lack(9)]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_index_that_does_not_add_up_is_healed_once_and_again_if_that_failed(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """Each time takes the lock that adds wait for."""
+    healed = 0
+
+    def damaged(*_of: object) -> None:
+        raise CorruptionError("rows do not add up")
+
+    def drop_damaged(_update: object) -> dict[LedgerId, EntryId]:
+        nonlocal healed
+        healed += 1
+        return {LedgerId(2): EntryId(39)}
+
+    monkeypatch.setattr(memory_index._MemoryUpdate, "drop_damaged", drop_damaged)
+    with monkeypatch.context() as patch:
+        patch.setattr(memory_index.MemoryIndex, "rows", damaged)
+        if fails:
+            patch.setattr(Lacking, "add", damaged)
+            with pytest.raises(CorruptionError):
+                scrub(machine)
+        else:
+            scrub(machine)
+    for _ in range(2):
+        scrub(machine)
+        assert healed == 1 + fails
+    lacks = machine.bookie.lacking.of(LedgerId(2))
+    assert lacks == (Lack(LedgerId(2), EntryId(0), EntryId(39), NO_LOG),)
