@@ -57,6 +57,20 @@ def whole(number: int, size_bytes: int, ledger_id: int = 9) -> SegmentRange:
     return SegmentRange(placed, (0, 0), (1, 0), 0, 0)
 
 
+def counted(ledgers: FakeLedgers) -> list[int]:
+    """The ledgers whose metadata are read from now on; no test reads more than a few."""
+    opened: list[int] = []
+    inner = ledgers.open_unconfirmed
+
+    async def counting(ledger_id: int) -> FakeReader:
+        opened.append(ledger_id)
+        assert len(opened) < 100, "without end"
+        return await inner(ledger_id)
+
+    ledgers.open_unconfirmed = counting  # type: ignore[method-assign]
+    return opened
+
+
 def test_any_two_positions_give_exactly_the_rows_between_them() -> None:
     async def scenario() -> None:
         seed = random.randrange(1 << 30)
@@ -289,20 +303,11 @@ def test_read_refreshes_metadata_after_bookies_were_replaced(
     run(scenario())
 
 
-def test_read_reopens_ledger_whose_metadata_are_older_than_the_commit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_read_reopens_ledger_whose_metadata_are_older_than_the_commit() -> None:
     async def scenario() -> None:
         ledgers = FakeLedgers()
         stream = await build(ledgers, [1])
-        opened = []
-        inner = ledgers.open_unconfirmed
-
-        async def counting(ledger_id: int) -> FakeReader:
-            opened.append(ledger_id)
-            return await inner(ledger_id)
-
-        monkeypatch.setattr(ledgers, "open_unconfirmed", counting)
+        opened = counted(ledgers)
         for _ in range(3):
             await numbers(stream.read())
         assert len(opened) == 1
@@ -328,8 +333,31 @@ def test_entry_that_no_bookie_has_is_retried_before_data_loss(
         ledgers.ledgers[100].payloads.append(hidden)
         assert await reading == [0, 1]
         ledgers.ledgers[100].payloads.pop()
+        monkeypatch.setattr("spark_ledger.stream.reader.STALE_READ_RETRIES", 3)
+        opened = counted(ledgers)
         with pytest.raises(DataLossError, match="segment 1"):
             await numbers(stream.read())
+        assert opened == [100] * 3, "however long the ledger stays open"
+
+    run(scenario())
+
+
+def test_ledgers_whose_metadata_are_kept_are_those_read_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        monkeypatch.setattr("spark_ledger.stream.reader.LEDGERS_OPEN_MAX", 2)
+        ledgers = FakeLedgers()
+        stream = await build(ledgers, [])
+        for n in range(4):
+            writer = stream.writer()
+            await writer.write(table(n))
+            await stream.commit_segments(await writer.finish())
+            await writer.close()
+        opened = counted(ledgers)
+        for number in (0, 1, 0, 2, 0, 1, 2, 1):
+            assert await numbers(stream.read(Dlsn(number), Dlsn(number + 1))) == [number]
+        assert opened == [100, 101, 102, 101, 102]
 
     run(scenario())
 

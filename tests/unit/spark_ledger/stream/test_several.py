@@ -136,6 +136,31 @@ def test_appends_to_more_streams_than_are_kept_are_whole_and_leave_no_ledger_ope
         run_in_virtual_time(test(random.randrange(1 << 30)))
 
 
+def test_handles_of_appends_that_are_kept_are_those_used_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(several, "STREAMS_PER_COMMIT_MAX", 1)
+    opened: list[str] = []
+    open_ = StreamCatalog.open
+
+    async def counting(self: StreamCatalog, name: str) -> Stream:
+        opened.append(name)
+        return await open_(self, name)
+
+    async def test() -> None:
+        catalog = StreamCatalog(FakeLedgers())
+        for name in "abc":
+            await catalog.create(name, SCHEMA)
+        monkeypatch.setattr(StreamCatalog, "open", counting)
+        appended = AppendedStreams(catalog)
+        for number, name in enumerate("abacabcb"):
+            await appended.append_to({name: table(number)})
+        assert "".join(opened) == "abcbc", "a is used all the time"
+        await appended.close()
+
+    run_in_virtual_time(test())
+
+
 def test_commit_to_several_streams_is_seen_at_once_through_each_of_their_handles() -> None:
     """Also while the handles follow the heads, and nobody has told them of a change."""
 
