@@ -1,4 +1,4 @@
-"""Options of Spark's Kafka source and sink and of Pulsar's connector: what to use here instead.
+"""Options of Kafka's, Pulsar's and Delta's connectors for Spark: what to use here instead.
 
 A user who moves a pipeline over and leaves one in is told its name here, not that it is unknown.
 ``connector/PARITY.md`` has the same as a table.
@@ -23,6 +23,12 @@ _PATTERN: Final = (
 _NO_CONSUMER: Final = (
     "there are no consumer groups here: the checkpoint has the position; remove it"
 )
+
+_NEVER_CHANGE: Final = (
+    "rows of a stream never change; whether lost ones fail the query says failOnDataLoss; remove it"
+)
+_ALL_ROWS: Final = 'mode("overwrite") replaces all rows of a stream; remove it'
+_PACKED: Final = "the keeper packs small commits, as ledger streams optimize does; remove it"
 
 INSTEAD: Final = {
     # which cluster
@@ -61,6 +67,24 @@ INSTEAD: Final = {
     "that are to come",
     "allowDifferentTopicSchemas": "streams of different columns are read together, each column in "
     "its widest type; remove it",
+    # Delta's
+    "versionAsOf": 'use endingPosition, such as {"segment": 5}, whose row is the first not read',
+    "timestampAsOf": "use endingTimestamp: a commit made at this time or later is not read",
+    "startingVersion": 'use startingPosition, such as {"segment": 5}, or startingTimestamp',
+    "endingVersion": 'use endingPosition, such as {"segment": 5}, whose row is the first not read',
+    "maxFilesPerTrigger": "use maxRowsPerTrigger or maxBytesPerTrigger",
+    "ignoreChanges": _NEVER_CHANGE,
+    "ignoreDeletes": _NEVER_CHANGE,
+    "skipChangeCommits": _NEVER_CHANGE,
+    "readChangeFeed": _NEVER_CHANGE,
+    "replaceWhere": _ALL_ROWS,
+    "partitionOverwriteMode": _ALL_ROWS,
+    "overwriteSchema": 'columns stay, also with mode("overwrite"): use mergeSchema to add some, or '
+    "another stream",
+    "userMetadata": "commits have no text of yours; remove it",
+    "maxRecordsPerFile": "use entryBytes",
+    "optimizeWrite": _PACKED,
+    "autoCompact": _PACKED,
 }
 """By the name as their documents write it."""
 

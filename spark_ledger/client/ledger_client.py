@@ -29,6 +29,7 @@ from spark_ledger.metadata.ledgers import LedgerStore
 from spark_ledger.metadata.naming import Naming
 from spark_ledger.metadata.owners import Owner
 from spark_ledger.transport.base import Transport
+from spark_ledger.transport.on_first_use import OnFirstUse
 from spark_ledger.types import (
     INCARNATION_BYTES,
     NO_ENTRY,
@@ -93,10 +94,7 @@ class LedgerClient:
         try:
             await directory.start()
             if transport is None:
-                # grpc is loaded here and not above: importing spark_ledger shall not cost it.
-                from spark_ledger.transport.grpc_aio import GrpcTransport
-
-                transport = GrpcTransport(directory.address)
+                transport = OnFirstUse(lambda: _over_grpc(directory))
         except BaseException:  # as in a forked child, which can have no transport
             await directory.close()
             raise
@@ -353,3 +351,10 @@ async def _keys_of(metadata: LedgerMetadata, password: bytes) -> tuple[bytes, Di
         what = "wrong password" if metadata.has_password else "it has no password, one was given"
         raise UnauthorizedError(f"ledger {metadata.ledger_id}: {what}")
     return access_key, digest_for(metadata.digest_type, digest_key)
+
+
+def _over_grpc(directory: BookieDirectory) -> Transport:
+    # grpc is loaded here and not above: who asks no bookie shall not pay for it.
+    from spark_ledger.transport.grpc_aio import GrpcTransport
+
+    return GrpcTransport(directory.address)

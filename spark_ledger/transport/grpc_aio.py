@@ -21,8 +21,6 @@ from google.protobuf.message import Message
 
 from spark_ledger.errors import (
     BookieUnavailableError,
-    ConfigurationError,
-    LedgerClosedError,
     MalformedMessageError,
 )
 from spark_ledger.limits.client import READ_CALL_S_MAX
@@ -37,6 +35,7 @@ from spark_ledger.transport.base import (
     ReadChunk,
 )
 from spark_ledger.transport.channel import GrpcOptions, failure_of, is_broken, open_channel, said
+from spark_ledger.transport.claimed import check_usable, claim_process
 from spark_ledger.transport.confirmations import Confirmations
 from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
@@ -53,23 +52,6 @@ UnaryMethod: TypeAlias = "grpc.aio.UnaryUnaryMultiCallable[Message, ResponseT]"
 
 Resolve = Callable[[BookieId], str | None]
 """The address ``host:port`` at which a bookie is registered now, or None."""
-
-
-_used_in_process: int | None = None
-"""The first process that made a transport; its forked children inherit the value."""
-
-
-def _claim_process() -> None:
-    """Raises ConfigurationError in a forked child of a process that has used gRPC."""
-    global _used_in_process
-    if _used_in_process is None:
-        _used_in_process = os.getpid()
-    elif _used_in_process != os.getpid():
-        raise ConfigurationError(
-            f"process {os.getpid()} was forked from process {_used_in_process} after that had "
-            "connected to a cluster, and gRPC does not survive a fork: connect only after the "
-            'fork, or start processes with multiprocessing.get_context("spawn")'
-        )
 
 
 class _Connection:
@@ -119,10 +101,9 @@ class GrpcTransport:
     """See ``transport.base.Transport``. ``resolve`` is asked on every use, so it must be cheap."""
 
     def __init__(self, resolve: Resolve, options: GrpcOptions | None = None) -> None:
-        _claim_process()
+        self._process_id = claim_process()
         self._resolve = resolve
         self._options = options or GrpcOptions()
-        self._process_id = os.getpid()
         self._connections: dict[BookieId, _Connection] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._newest_messages = NewestMessages()
@@ -362,7 +343,7 @@ class GrpcTransport:
         and still serve. One that is registered elsewhere, or whose last connection attempt failed
         a moment ago, gets a new connection.
         """
-        self._check_usable()
+        check_usable(self._process_id, closed=self._closed)
         connection = self._connections.get(bookie_id)
         address = self._resolve(bookie_id)
         if connection is not None:
@@ -420,15 +401,6 @@ class GrpcTransport:
                 raise
             return _Failure(BookieStatus.UNAVAILABLE, _cut(bookie_id))
         return _malformed(bookie_id) if answer is None else answer
-
-    def _check_usable(self) -> None:
-        if self._closed:
-            raise LedgerClosedError("the transport is closed: open a new client")
-        if os.getpid() != self._process_id:
-            raise LedgerClosedError(
-                f"the transport was made in process {self._process_id} and is used in process "
-                f"{os.getpid()}: connections do not survive a fork"
-            )
 
 
 class _Failure(NamedTuple):

@@ -1,4 +1,4 @@
-"""What stands here for each option and column of Spark's Kafka source and sink and of Pulsar's.
+"""What stands here for each option and column of Kafka's, Pulsar's and Delta's connectors.
 
 ``python -m tests.style.parity`` writes connector/PARITY.md from the rows below. Each row that says
 that something is here names a test that holds it.
@@ -64,6 +64,7 @@ _PATTERN: Final = f"{SEVERAL_TEST}::test_new_stream_that_fits_the_pattern_joins_
 _WIDEST: Final = f"{SEVERAL_TEST}::test_streams_of_several_schemas_are_read_in_the_widest"
 _EMPTY: Final = f"{SEVERAL_TEST}::test_query_begins_before_there_is_a_stream"
 _SEVERAL: Final = f"{SEVERAL_TEST}::test_batch_read_of_two_streams_has_the_rows_of_each_in_order"
+_MERGED: Final = f"{WRITER_TEST}::test_merge_schema_adds_the_columns_with_the_commit"
 _METADATA: Final = f"{OPTIONS_TEST}::test_metadata_from_the_environment"
 _PATH: Final = f"{OPTIONS_TEST}::test_path_names_the_stream"
 _LATE: Final = f"{SOURCE_TEST}::test_timestamp_between_the_last_commit_and_now_is_the_end"
@@ -264,15 +265,40 @@ SECTIONS: Final = (
             Row("at least once", "sinkId", "exactly once, by the checkpoint", _ONCE),
         ),
     ),
+    Section(
+        "Delta's source and sink",
+        (
+            instead("versionAsOf", "endingPosition"),
+            instead("timestampAsOf", "endingTimestamp", _TIMES),
+            instead("startingVersion", "startingPosition", _POSITIONS),
+            instead("endingVersion", "endingPosition"),
+            Row("startingTimestamp", "startingTimestamp", "the time of the commit", _TIMES),
+            instead("maxFilesPerTrigger", "maxRowsPerTrigger", _LIMIT),
+            Row("maxBytesPerTrigger", "maxBytesPerTrigger", "the same, exact to an entry", _LIMIT),
+            instead("ignoreChanges", ""),
+            instead("ignoreDeletes", ""),
+            instead("skipChangeCommits", ""),
+            instead("readChangeFeed", ""),
+            Row("txnAppId, txnVersion", "txnAppId", "the same", _IN_BATCHES),
+            Row("mergeSchema", "mergeSchema", "the same", _MERGED),
+            instead("overwriteSchema", "mergeSchema"),
+            instead("replaceWhere", ""),
+            instead("partitionOverwriteMode", ""),
+            instead("userMetadata", ""),
+            instead("maxRecordsPerFile", "entryBytes"),
+            instead("optimizeWrite", ""),
+            instead("autoCompact", ""),
+        ),
+    ),
 )
 
 
 def page() -> str:
     """The text of the page."""
     lines = [
-        "# What stands here for Kafka's and Pulsar's options",
+        "# What stands here for Kafka's, Pulsar's and Delta's options",
         "",
-        "Of Spark's Kafka source and sink, and of Pulsar's connector: each option and column, what",
+        "Of Spark's Kafka source and sink, of Pulsar's connector, and of Delta's: what",
         "to use here instead, and the test that holds it. An option of theirs that is left in is",
         "refused with the same words. How to move a pipeline is in",
         "[the connector's README](README.md#moving-from-kafka).",

@@ -16,7 +16,7 @@ from spark_ledger.errors import (
     MetadataUnavailableError,
 )
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
-from spark_ledger.transport import grpc_aio
+from spark_ledger.transport import claimed
 from tests.unit.spark_ledger.client.test_callers_that_leave import hold
 from tests.unit.spark_ledger.client.world import World, run_virtually
 
@@ -77,7 +77,7 @@ def test_connect_where_there_can_be_no_transport_leaves_nothing_behind(
             return store
 
         monkeypatch.setattr(ledger_client, "open_store", open_store)
-        monkeypatch.setattr(grpc_aio, "_used_in_process", 1)
+        monkeypatch.setattr(claimed, "_used_in_process", 1)
         with pytest.raises(ConfigurationError, match="does not survive a fork"):
             await LedgerClient.connect("zk://h/x")
         with pytest.raises(LedgerClosedError):

@@ -1,0 +1,91 @@
+"""``connector.compile_spark``: Python processes find compiled files in Spark's archives."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from connector.compile_spark import main
+
+PACKAGE = "compiled_by_test"
+FILES = {
+    f"{PACKAGE}/__init__.py": "from . import part",
+    f"{PACKAGE}/part.py": "WHERE = __file__",
+    f"{PACKAGE}/error-classes.json": "{}",
+}
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    path = tmp_path / "python" / "lib" / "pyspark.zip"
+    path.parent.mkdir(parents=True)
+    with zipfile.ZipFile(path, "w") as written:
+        for name, text in FILES.items():
+            written.writestr(name, text)
+    return path
+
+
+def imported_from(archive: Path) -> str:
+    """Which file of the archive a new process takes for the module."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {PACKAGE}; print({PACKAGE}.part.WHERE)"],
+        env={**os.environ, "PYTHONPATH": str(archive)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return Path(done.stdout.strip()).name
+
+
+def test_a_process_takes_the_compiled_file(
+    archive: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert imported_from(archive) == "part.py", "as Spark comes"
+    assert main(["--spark-home", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{archive}: 2 files compiled\n"
+    assert imported_from(archive) == "part.pyc"
+    with zipfile.ZipFile(archive) as written:
+        assert {name: written.read(name).decode() for name in FILES} == FILES, "nothing is lost"
+    assert list(archive.parent.iterdir()) == [archive], "nothing is left beside it"
+
+
+def test_a_second_time_changes_nothing(
+    archive: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["--spark-home", str(tmp_path)])
+    before = archive.stat()
+    capsys.readouterr()
+    assert main(["--spark-home", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{archive}: 0 files compiled\n"
+    assert archive.stat().st_ino == before.st_ino
+
+
+def test_file_of_another_interpreter_is_passed_over_and_replaced(
+    archive: Path, tmp_path: Path
+) -> None:
+    with zipfile.ZipFile(archive, "a") as written:
+        written.writestr(f"{PACKAGE}/part.pyc", b"\0" * 16 + b"no code")
+    assert imported_from(archive) == "part.py", "another version still runs"
+    assert main(["--spark-home", str(tmp_path)]) == 0
+    assert imported_from(archive) == "part.pyc"
+    with zipfile.ZipFile(archive) as written:
+        code = written.read(f"{PACKAGE}/part.pyc")
+        assert len(written.namelist()) == len(set(written.namelist()))
+    assert code.startswith(importlib.util.MAGIC_NUMBER)
+
+
+def test_what_cannot_be_done_is_one_sentence(
+    archive: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--spark-home", str(tmp_path / "python")]) == 1
+    assert capsys.readouterr().err.startswith("error: ")
+    archive.write_bytes(b"no archive")
+    assert main(["--spark-home", str(tmp_path)]) == 1
+    assert "no archive" not in (said := capsys.readouterr().err)
+    assert said.count("\n") == 1 and str(archive) in said
