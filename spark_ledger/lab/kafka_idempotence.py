@@ -132,8 +132,9 @@ class IdempotentProducer:
             case Received(_, Produced(value)):
                 if value not in self._waiting:
                     return []
+                if value == next(iter(self._waiting)):  # each request has its time, also the first
+                    self._due = now + self._timeout_s
                 del self._waiting[value]
-                self._due = now + self._timeout_s
                 return [Acknowledge(value), *self._fill(now)]
             case Received(source, Refused() as refused):
                 return self._on_refused(source, refused, now)
@@ -189,18 +190,25 @@ class IdempotentProducer:
         return self._fill(now)
 
     def _fill(self, now: float) -> list[Effect]:
-        """Send what may be in flight and is not."""
+        """Send what may be in flight and is not. Nothing that is so far behind the first value that
+        waits that a broker which takes it no longer knows that one: its answer may be lost alone.
+        """
         if not self._has_id or self._retry_at is not None:
             return []
         effects: list[Effect] = []
+        first: int | None = None
         for value in [*islice(self._waiting, IN_FLIGHT_MAX)]:
+            sequence = self._waiting[value]
+            place = self._next if sequence is None else sequence
+            first = place if first is None else first
+            if place >= first + IN_FLIGHT_MAX:
+                break
             if value in self._flying:
                 continue
             if not self._flying:
                 self._due = now + self._timeout_s
-            sequence = self._waiting[value]
             if sequence is None:
-                sequence = self._waiting[value] = self._next
+                sequence = self._waiting[value] = place
                 self._next += 1
             self._flying.add(value)
             stamp = Stamp(self._id.producer, self._id.epoch, sequence)
