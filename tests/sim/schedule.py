@@ -20,10 +20,12 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Final
 
+from spark_ledger.client import found_entries, recovery
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import LedgerError, NotFoundError
 from spark_ledger.keeper import keeper, optimizing, streams
 from spark_ledger.lab.simulation.loop import Deadlock, current_process
+from spark_ledger.limits import MIB
 from spark_ledger.metadata import deletions
 from spark_ledger.stream import nodes
 from spark_ledger.stream.commit import commit_nodes, committer, sealer
@@ -350,6 +352,11 @@ def _adjusted(options: Options) -> Iterator[None]:
             "COMMITS_KEPT_AS_NODES": 1,
             "SEAL_EVERY": bucket // 3,
         }
+    if options.chunk_bytes < MIB:  # a recovery waits for room as one of large fragments does
+        values |= {
+            "RECOVERY_BYTES_MAX": options.chunk_bytes,
+            "RECOVERY_READ_BYTES_MAX": options.chunk_bytes,
+        }
     if options.packs:
         values["OPTIMIZED_ENTRIES_MIN"] = 2
     if options.drops or options.audits or options.packs:
@@ -361,8 +368,8 @@ def _adjusted(options: Options) -> Iterator[None]:
     places = [
         (module, name)
         for module in (
-            *(commit_nodes, committer, deletions, frame, keeper, nodes, optimizing, sealer),
-            *(streams, tree),
+            *(commit_nodes, committer, deletions, found_entries, frame, keeper, nodes),
+            *(optimizing, recovery, sealer, streams, tree),
         )
         for name in values
         if hasattr(module, name)
