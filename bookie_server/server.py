@@ -116,23 +116,25 @@ def run(
     server = BookieServer(config, ready_file=ready_file, format_if_new=format_if_new)
 
     async def serve() -> int:
-        exit_code = await server.run()
+        exit_code = await _exit_code(server)
         at_end(exit_code)
         return exit_code
 
+    return asyncio.run(serve())
+
+
+async def _exit_code(server: BookieServer) -> int:
+    """Serve; what came of it."""
     try:
-        return asyncio.run(serve())
+        return await server.run()
     except _Stopped:
         return EXIT_OK
-    except (ConfigurationError, CorruptionError) as error:
-        logger.error("%s", error)  # noqa: TRY400 - the message says what to do
-        return EXIT_REFUSED
-    except BookieReplacedError as error:
-        logger.error("%s", error)  # noqa: TRY400 - the message says what to do
-        return EXIT_REPLACED
     except LedgerError as error:
         logger.error("%s", error)  # noqa: TRY400 - the message says what to do
-        return EXIT_FAILED
+        if isinstance(error, BookieReplacedError):
+            return EXIT_REPLACED
+        is_refused = isinstance(error, ConfigurationError | CorruptionError)
+        return EXIT_REFUSED if is_refused else EXIT_FAILED
 
 
 def format_bookie(config: BookieConfig) -> Cookie:

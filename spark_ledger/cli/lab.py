@@ -296,7 +296,7 @@ def _scenario(name: str) -> Scenario:
 class _Wanted(NamedTuple):
     """What is to be run and drawn."""
 
-    scenarios: tuple[str, ...]
+    scenarios: tuple[Scenario, ...]
     protocols: tuple[str, ...]
     seed: int
     everything: bool
@@ -309,10 +309,8 @@ def _wanted(scenarios: tuple[str, ...], protocols: tuple[str, ...], seed: int) -
     from spark_ledger.lab.protocols import PROTOCOLS
     from spark_ledger.lab.scenarios import SCENARIOS
 
-    for name in scenarios:
-        _scenario(name)  # refused before anything is run
     return _Wanted(
-        scenarios or tuple(SCENARIOS),
+        tuple(map(_scenario, scenarios or SCENARIOS)),
         _known("protocol", protocols, tuple(PROTOCOLS)),
         seed,
         bool(protocols),
@@ -328,8 +326,7 @@ def _compare(settings: Settings, wanted: _Wanted, *, wide: bool) -> None:
         for outcome in chain.from_iterable(found):
             print_json(outcome._asdict())
         return
-    for name, outcomes in zip(wanted.scenarios, found, strict=True):
-        scenario = _scenario(name)
+    for scenario, outcomes in zip(wanted.scenarios, found, strict=True):
         click.echo(f"{scenario.name}: {scenario.what} (seed {wanted.seed})")
         _show(outcomes, wide=wide)
         for path in wanted.paths:
@@ -339,7 +336,7 @@ def _compare(settings: Settings, wanted: _Wanted, *, wide: bool) -> None:
 
 def _run_all(wanted: _Wanted, advance: Advance) -> Iterator[list[Outcome]]:
     """Each scenario's outcomes. Many are shared out among all cores."""
-    each = [wanted._replace(scenarios=(name,)) for name in wanted.scenarios]
+    each = [wanted._replace(scenarios=(scenario,)) for scenario in wanted.scenarios]
     cores = min(os.cpu_count() or 1, len(each))
     if cores == 1 or len(wanted.scenarios) * len(wanted.protocols) < _RUNS_FOR_A_PROCESS:
         for one in each:
@@ -356,7 +353,7 @@ def _run_one(wanted: _Wanted, advance: Advance = lambda _steps=1: None) -> list[
     from spark_ledger.lab.runs import run
     from spark_ledger.lab.timelines import Recorder
 
-    (scenario,) = map(_scenario, wanted.scenarios)
+    (scenario,) = wanted.scenarios
     outcomes: list[Outcome] = []
     drawn: list[Run] = []
     for protocol in wanted.protocols:

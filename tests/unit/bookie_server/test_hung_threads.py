@@ -9,8 +9,20 @@ from pathlib import Path
 import pytest
 
 from bookie_server import server
-from bookie_server.exit_codes import EXIT_FATAL
+from bookie_server.exit_codes import (
+    EXIT_FAILED,
+    EXIT_FATAL,
+    EXIT_OK,
+    EXIT_REFUSED,
+    EXIT_REPLACED,
+)
 from bookie_server.server import BookieServer
+from spark_ledger.errors import (
+    BookieReplacedError,
+    ConfigurationError,
+    CorruptionError,
+    MetadataUnavailableError,
+)
 from tests.unit.bookie_server.test_server import Cluster
 from tests.unit.bookie_server.test_server import cluster as cluster
 
@@ -48,15 +60,29 @@ def test_process_whose_threads_hang_ends_with_its_code_and_says_why(hang: str) -
     assert "the process ends without" in ended.stderr and "Traceback" not in ended.stderr
 
 
-def test_end_of_the_process_is_bounded_once_the_bookie_has_stopped(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("failure", "exit_code"),
+    [
+        (None, EXIT_FATAL),
+        (server._Stopped(), EXIT_OK),
+        (ConfigurationError("a setting"), EXIT_REFUSED),
+        (CorruptionError("a file"), EXIT_REFUSED),
+        (BookieReplacedError("another one"), EXIT_REPLACED),
+        (MetadataUnavailableError("no ZooKeeper"), EXIT_FAILED),
+    ],
+)
+def test_end_of_the_process_is_bounded_however_the_bookie_ends(
+    failure: Exception | None, exit_code: int, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also one that could not start: a disk may hold up what it had begun."""
     ended: list[int] = []
 
-    async def stopped(_server: BookieServer) -> int:
+    async def ends(_server: BookieServer) -> int:
         assert not ended, "the bookie stops first"
+        if failure is not None:
+            raise failure
         return EXIT_FATAL
 
-    monkeypatch.setattr(BookieServer, "run", stopped)
-    assert server.run(cluster.config, at_end=ended.append) == EXIT_FATAL
-    assert ended == [EXIT_FATAL]
+    monkeypatch.setattr(BookieServer, "run", ends)
+    assert server.run(cluster.config, at_end=ended.append) == exit_code
+    assert ended == [exit_code]
