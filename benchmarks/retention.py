@@ -202,12 +202,17 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, help="where to store; a temporary one if missing")
     parser.add_argument("--bookies", type=int, help="real ones, and a stream with retention")
     parser.add_argument("--steady", action="store_true", help="with --bookies: a keeper throughout")
+    parser.add_argument("--looks", action="store_true", help="with --bookies: a line a second")
     parser.add_argument("--json", action="store_true", help="for scripts")
     options = parser.parse_args()
     seconds, live_bytes = options.minutes * 60, options.live_mb * 10**6
     if options.bookies:
         figures = retention_cluster.measure(
-            options.bookies, live_bytes, seconds, steady=options.steady
+            options.bookies,
+            live_bytes,
+            seconds,
+            steady=options.steady,
+            says_looks=options.looks,
         )
     else:
         with tempfile.TemporaryDirectory(dir=options.directory) as directory:

@@ -41,7 +41,7 @@ SMALL_ENTRY = b"s" * KIB
 SMALL_PAUSE_S = 0.02
 SMALL_LEDGER_S = 30.0
 COLLECTION_INTERVAL_S = 0.5
-KEEPER = ("--interval", "0.3", "--owner-grace", "10", "--dropped-grace", "2", "--no-autorecovery")
+KEEPER = ("--interval", "0.3", "--owner-grace", "10", "--dropped-grace", "1", "--no-autorecovery")
 """At full speed two gigabytes are written in seconds, so space has to come back in seconds."""
 
 CYCLE_S = 60.0
@@ -87,8 +87,9 @@ class _Seen:
 class _Keeper:
     """``ledger keeper run`` as a process that can be stopped for a while."""
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, *, speaks: bool) -> None:
         self._uri = uri
+        self._speaks = speaks
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -99,7 +100,7 @@ class _Keeper:
             ],
             env={**os.environ, "SPARK_LEDGER_METADATA": self._uri},
             stdin=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=None if self._speaks else subprocess.DEVNULL,
         )
 
     def stop(self) -> None:
@@ -137,13 +138,15 @@ class _Load:
         seconds: float,
         *,
         steady: bool,
+        says_looks: bool,
     ) -> None:
         self._steady = steady
+        self._says_looks = says_looks
         self._cluster = cluster
         self._client = client
         self._catalog = StreamCatalog(client)
         self._live_max = live_bytes
-        self._keeper = _Keeper(cluster.uri)
+        self._keeper = _Keeper(cluster.uri, speaks=says_looks)
         self._ends_at = time.perf_counter() + seconds
         self._began_at = time.perf_counter()
         self._phase = Phase.FILL
@@ -186,6 +189,8 @@ class _Load:
             extent = await stream.retention.extent()
             named = extent.live_bytes + extent.reclaimable_bytes
             self._seen.disk_bytes.append((self._phase, used, extent.live_bytes, named))
+            if self._says_looks:
+                self._say(extent.live_bytes, named, fullest)
             if self._phase is Phase.BUSY and used >= self._seen.most.total():
                 self._seen.most = fullest
             if self._phase is Phase.FILL and extent.head.size_bytes >= self._live_max:
@@ -193,6 +198,17 @@ class _Load:
             if used > DISK_FACTOR_MAX * self._live_max:
                 raise RuntimeError(f"a bookie takes {used:,} bytes: nothing is given back")
             await asyncio.sleep(1.0)
+
+    def _say(self, live_bytes: int, named_bytes: int, fullest: Counter[str]) -> None:
+        """A line of a look, so that one sees when the disk was fullest and with what."""
+        print(
+            f"{time.perf_counter() - self._began_at:6.1f} s  {self._phase:15}",
+            f"written {self._seen.written_bytes / 1e6:7,.0f} MB",
+            f"live {live_bytes / 1e6:6,.0f}  named {named_bytes / 1e6:6,.0f} ",
+            f"fullest {fullest.total() / 1e6:6,.0f}:",
+            *(f"{what} {size / 1e6:,.0f}" for what, size in sorted(fullest.items())),
+            file=sys.stderr,
+        )
 
     async def _sleep(self, seconds: float) -> None:
         left = self._ends_at - time.perf_counter()
@@ -286,17 +302,23 @@ def _ratio(times_s: dict[Phase, list[float]]) -> float:
 
 
 async def _measure(
-    cluster: LocalCluster, live_bytes: int, seconds: float, *, steady: bool
+    cluster: LocalCluster, live_bytes: int, seconds: float, *, steady: bool, says_looks: bool
 ) -> dict[str, Any]:
     async with await LedgerClient.connect(cluster.uri) as client:
-        return await _Load(cluster, client, live_bytes, seconds, steady=steady).run()
+        load = _Load(cluster, client, live_bytes, seconds, steady=steady, says_looks=says_looks)
+        return await load.run()
 
 
-def measure(bookies: int, live_bytes: int, seconds: float, *, steady: bool) -> dict[str, Any]:
+def measure(
+    bookies: int, live_bytes: int, seconds: float, *, steady: bool, says_looks: bool
+) -> dict[str, Any]:
     """Run the load on a new cluster of this machine. ``steady``: the keeper is there all the time,
-    so the disks are as full as they are without anybody's absence."""
+    so the disks are as full as they are without anybody's absence. ``says_looks``: a line a second
+    on standard error, among what the keeper says."""
     with (
         scratch(),
         LocalCluster(bookies=bookies, collection_interval_s=COLLECTION_INTERVAL_S) as cluster,
     ):
-        return asyncio.run(_measure(cluster, live_bytes, seconds, steady=steady))
+        return asyncio.run(
+            _measure(cluster, live_bytes, seconds, steady=steady, says_looks=says_looks)
+        )
