@@ -41,6 +41,7 @@ from spark_ledger.keeper.nodes import (
 )
 from spark_ledger.keeper.sinks import forget_sinks
 from spark_ledger.limits.keeper import (
+    CONFLICTS_TO_SAY,
     HURRIED_BYTES_MIN,
     HURRIED_SHARE,
     RECLAIM_STEPS_MAX,
@@ -146,6 +147,8 @@ class StreamKeeper:
         """By id of the stream, what is dropped and not given back."""
         self._hurried: set[str] = set()
         """Names of streams of which much waits."""
+        self._conflicts: Counter[str] = Counter()
+        """By name of a stream, the visits in a row that ended with a conflict."""
         self._marked: dict[str, str] = {}
         """Names of streams that were marked as deleted at the last sweep, by id."""
         self.done: Counter[str] = Counter()
@@ -169,6 +172,7 @@ class StreamKeeper:
         marked, swept = await self._visit_all(names, now_ms)
         if whole:
             self._marked = marked
+            self._conflicts = Counter({name: self._conflicts[name] for name in names})
             await self._forget_all_but(swept)
         await self._say_what_waits()
 
@@ -193,10 +197,23 @@ class StreamKeeper:
                 continue  # deleted meanwhile
             except MetadataUnavailableError:
                 raise  # the others would wait as long for nothing (rule K6)
+            except ConflictError as error:
+                # Writers of a busy stream change its nodes meanwhile: that is no fault, unless it
+                # goes on. The next visit has another look.
+                self._conflicts[name] += 1
+                if self._conflicts[name] < CONFLICTS_TO_SAY:
+                    logger.info("stream %r changed while it was swept: %s", name, error)
+                else:
+                    self._failed(name, error)
             except LedgerError as error:
-                self.last_error = f"stream {name!r}: {error}"
-                logger.warning("the space of stream %r is not given back yet: %s", name, error)
+                self._failed(name, error)
+            else:
+                self._conflicts.pop(name, None)
         return marked, swept
+
+    def _failed(self, name: str, error: LedgerError) -> None:
+        self.last_error = f"stream {name!r}: {error}"
+        logger.warning("the space of stream %r is not given back yet: %s", name, error)
 
     async def _say_what_waits(self) -> None:
         """Write down how much is to be given back, for those who watch the cluster."""

@@ -68,6 +68,10 @@ back, is visited at each pass: what is written between two visits lies beside wh
 HURRIED_BYTES_MIN: Final = 64 * MIB
 """But not for less than this, which no disk is short of: a visit is a dozen operations."""
 
+CONFLICTS_TO_SAY: Final = 5
+"""So many visits to a stream in a row that ended because somebody changed it meanwhile are said as
+an error. Less is what writers at full speed do: each visit does a part, the next one the rest."""
+
 CLOCK_CATCH_UP: Final = 10
 """How many times faster than time passes the keeper's clock catches up with one that is ahead: an
 outage of three days in eight hours, a clock that jumped by a year in forty days."""

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
 import pytest
 
-from spark_ledger.errors import DataLossError
+from spark_ledger.errors import ConflictError, DataLossError
 from spark_ledger.keeper import streams
 from spark_ledger.keeper.keeper import Keeper
-from spark_ledger.limits.keeper import DROPPED_LEAST_S
+from spark_ledger.limits.keeper import CONFLICTS_TO_SAY, DROPPED_LEAST_S
 from spark_ledger.limits.metadata import METADATA_TIMEOUT_S
+from spark_ledger.metadata.base import Operation
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.commit.commit_log import CommitLog
 from spark_ledger.stream.commit.committer import COMMIT_TIMEOUT_S
@@ -201,5 +202,36 @@ def test_page_that_a_dead_keeper_took_away_ends_no_sweep(monkeypatch: pytest.Mon
         monkeypatch.setattr(CommitLog, "last_followed_by", lost)
         await passes(keeper, clock, 340)
         assert await given_back(stream) == 7 and keeper._stream_keeper.last_error == ""
+
+    run(test)
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_stream_that_changes_while_it_is_swept_is_an_error_only_if_that_goes_on(
+    goes_on: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Writers seal pages meanwhile, and the next pass goes on."""
+    caplog.set_level("INFO", "spark_ledger.keeper.streams")
+
+    async def test(world: World) -> None:
+        clock = Clock()
+        stream, keeper = await crowded(world, clock)
+        left, change = 1_000 if goes_on else CONFLICTS_TO_SAY - 1, keeper._store.transaction
+
+        async def sealed_meanwhile(operations: Sequence[Operation]) -> None:
+            nonlocal left
+            if left and any(each.path == "streams/s/manifests" for each in operations):
+                left -= 1
+                raise ConflictError("sealed meanwhile")
+            await change(operations)
+
+        keeper._store.transaction = sealed_meanwhile  # type: ignore[method-assign]
+        clock.now += LEAST_S
+        for _pass in range(CONFLICTS_TO_SAY):
+            clock.now += 1.0
+            await keeper.run_pass()
+        assert await given_back(stream) == (0 if goes_on else 4)
+        warned = [each.message for each in caplog.records if each.levelname == "WARNING"]
+        assert len(warned) == goes_on == bool(keeper._stream_keeper.last_error)
 
     run(test)
