@@ -178,8 +178,8 @@ class DirectorySpace:
         """
         moves: list[_Move] = []
         moved = 0
-        file, seed = self._reader.open_log(log.log_id)
         try:
+            file, seed = self._reader.open_log(log.log_id)
             for block in scan_blocks(file, seed, log.log_id):
                 rows = self._index.rows_of_block(*block[1:], block.location)
                 if not rows:

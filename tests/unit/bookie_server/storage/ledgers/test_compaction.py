@@ -291,6 +291,19 @@ def test_log_that_is_really_missing_is_an_error_and_no_endless_search(small: Mac
     assert small.bookie.stats().ledger_storage.compaction.directories[0].damaged_logs == 1
 
 
+def test_log_with_a_rotten_header_keeps_no_other_log_from_being_copied(small: Machine) -> None:
+    mixed(small)
+    first, *others = logs(small)[0]
+    files_of(small).damage(EVEN / f"entries-{first:010}.log", 2, b"~")
+    small.bookie._storage._stores[0]._reader.close()
+    delete(small, 2, 4)
+    compact(small)
+    left = logs(small)[0]
+    assert first in left, "what is alive in it is not given up"
+    assert not set(left).intersection(others), "each was copied"
+    assert small.bookie.stats().ledger_storage.compaction.directories[0].damaged_logs == 1
+
+
 def test_ledger_deleted_while_its_block_is_copied_stays_deleted(
     small: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
