@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import logging
 import secrets
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
@@ -171,6 +170,7 @@ class Registration:
         free_bytes: Callable[[], int],
         reason: Callable[[], str] = lambda: "",
     ) -> None:
+        """``free_bytes`` is asked on the loop, so it asks no disk: one that hangs would stop it."""
         self._registry = registry
         self._info = info
         self._state = state
@@ -200,17 +200,11 @@ class Registration:
         self._wanted.set()
 
     def _now(self) -> BookieInfo:
-        """What to announce. A disk that does not answer keeps the number that it had, as with
-        ``DiskWatch``: what the bookie says of its state matters more."""
-        free = self._info.free_bytes
-        try:
-            free = self._free_bytes()
-        except OSError as error:
-            logger.warning("free space is unknown: %s", error)
+        """What to announce."""
         return replace(
             self._info,
             state=self._state(),
-            free_bytes=free,
+            free_bytes=self._free_bytes(),
             reason=self._reason()[:REASON_CHARACTERS_MAX],
         )
 
@@ -244,8 +238,3 @@ class Registration:
             if info.state is not self._info.state:
                 logger.warning("this bookie is %s now", info.state.value)
             self._info = info
-
-
-def free_bytes(config: BookieConfig) -> int:
-    """Free space for entries: that of the fullest disk among the ledger directories."""
-    return min(shutil.disk_usage(name).free for name in config.ledger_directories)

@@ -10,7 +10,6 @@ from dataclasses import asdict
 from bookie_server.bookie import Bookie
 from bookie_server.config import BookieConfig
 from bookie_server.core.read_only import Cause, why_read_only
-from bookie_server.registration import free_bytes
 from bookie_server.service.grpc_service import Description
 from bookie_server.service.metrics import ServiceMetrics
 from bookie_server.stall_watch import StallWatch
@@ -51,7 +50,7 @@ class Report:
         return next(iter(self._read_only().values()), "")
 
     def description(self) -> Description:
-        """For whoever asks over the network. Asks the disk how much is free."""
+        """For whoever asks over the network."""
         stats = self._bookie.stats()
         return Description(
             cluster_id=self._cookie.cluster_id,
@@ -60,7 +59,7 @@ class Report:
             ledgers=stats.ledger_storage.ledgers,
             journal_bytes=stats.journal.bytes_written,
             entry_log_bytes=stats.ledger_storage.entry_log_bytes_written,
-            free_bytes=free_bytes(self._config),
+            free_bytes=stats.disks.free_bytes,
             uptime_s=time.monotonic() - self._started_at,
             next_ledger_id=self._bookie.next_ledger_id(),
             scrubbed_at=stats.ledger_storage.scrub.ended_at,

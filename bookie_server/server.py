@@ -39,7 +39,6 @@ from bookie_server.refetch import Refetch
 from bookie_server.registration import (
     Registration,
     format_new,
-    free_bytes,
     is_formatted,
     local_cookie,
 )
@@ -380,7 +379,7 @@ class BookieServer:
                 admin_address=admin_address,
             ),
             state=self._report.state,
-            free_bytes=lambda: free_bytes(self._config),
+            free_bytes=lambda: self._bookie.disks.states.free_bytes,
             reason=self._report.why_read_only,
         )
 

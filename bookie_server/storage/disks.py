@@ -40,6 +40,12 @@ class DiskStates(NamedTuple):
     ledgers: tuple[DirectoryState, ...]
     reason: str
 
+    @property
+    def free_bytes(self) -> int:
+        """Free space for entries: that of the fullest disk among the ledger directories; 0 if none
+        has answered yet."""
+        return min(state.space.free_bytes for state in self.ledgers)
+
     def by_name(self, names: tuple[str, ...]) -> dict[str, DirectoryState]:
         """Each directory's state, under its name; the journal's comes first."""
         return dict(zip(names, (self.journal, *self.ledgers), strict=True))

@@ -318,6 +318,28 @@ def test_first_start_of_a_bookie_on_a_full_disk() -> None:
     assert Machine(files.crash_clone(None), config).held(6) == expected(6, [0])
 
 
+def test_announced_space_is_that_of_the_fullest_ledger_disk_when_disks_were_last_asked() -> None:
+    """The service loop reads it: a disk that hangs must not stop that."""
+    files = formatted()
+    journal, *ledgers = (MemoryDisk(SIZE, [directory]) for directory in DIRECTORIES)
+    files.disks = (journal, *ledgers)
+    disks = Machine(files).bookie.disks
+    disks.check()
+
+    def fullest() -> int:
+        return min(files.space(directory).free_bytes for directory in DIRECTORIES[1:])
+
+    before = disks.states.free_bytes
+    assert before == fullest()
+    ledgers[-1].others_bytes = SIZE // 2
+    assert disks.states.free_bytes == before, "no disk was asked"
+    disks.check()
+    assert before > disks.states.free_bytes == fullest() > 0
+    journal.others_bytes = SIZE
+    disks.check()
+    assert disks.states.free_bytes == fullest() > 0, "entries are not kept there"
+
+
 def test_journal_has_its_next_file_before_it_needs_it() -> None:
     files = formatted()
     machine = Machine(files, small_config(disk_reserve_bytes=0))

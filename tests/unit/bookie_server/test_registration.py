@@ -16,7 +16,6 @@ from bookie_server.registration import (
     Registration,
     check_identity,
     format_new,
-    free_bytes,
     is_formatted,
     local_cookie,
 )
@@ -307,32 +306,6 @@ def test_state_that_the_store_refuses_for_any_reason_is_announced_later(
     asyncio.run(main())
 
 
-def test_state_is_announced_although_no_disk_says_how_much_is_free() -> None:
-    async def main() -> None:
-        store, state, disk = MemoryMetadataStore(), [BookieState.WRITABLE], [7]
-
-        def free() -> int:
-            if not disk:
-                raise OSError(5, "Input/output error")
-            return disk[0]
-
-        announced = Registration(
-            BookieRegistry(store),
-            BookieInfo(BookieId("b1"), "h:1"),
-            state=lambda: state[0],
-            free_bytes=free,
-        )
-        await announced.start()
-        disk.clear()
-        state[0] = BookieState.READ_ONLY
-        announced.refresh_soon()
-        info = await until_announced(store, BookieState.READ_ONLY)
-        assert info.free_bytes == 7, "as it was when the disk last said"
-        await announced.stop()
-
-    asyncio.run(main())
-
-
 def test_change_that_comes_while_another_is_announced_is_announced_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -391,18 +364,6 @@ def test_a_store_that_is_down_does_not_hold_up_the_stop() -> None:
         await announced.stop()
 
     asyncio.run(main())
-
-
-def test_free_space_is_that_of_the_fullest_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Usage:
-        def __init__(self, free: int) -> None:
-            self.free = free
-
-    sizes = {str(tmp_path / "l0"): 5, str(tmp_path / "l1"): 3}
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(sizes[str(path)]))
-    assert free_bytes(config_in(tmp_path)) == 3
 
 
 def test_session_that_comes_back_in_the_last_moment_is_waited_for() -> None:

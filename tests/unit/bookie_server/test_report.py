@@ -8,12 +8,9 @@ from itertools import count
 from types import SimpleNamespace
 from typing import Any, cast
 
-import pytest
-
-from bookie_server import report
 from bookie_server.bookie import Bookie
 from bookie_server.config import BookieConfig, StorageSettings
-from bookie_server.core.disk_space import UNKNOWN
+from bookie_server.core.disk_space import UNKNOWN, DirectoryState, Space
 from bookie_server.report import Report
 from bookie_server.service.metrics import ServiceMetrics
 from bookie_server.stall_watch import StallWatch
@@ -42,13 +39,12 @@ def stats(number: Callable[[], int]) -> StorageStats:
         append_bytes_in_flight=number(),
         adds_waiting=number(),
         failure="",
-        disks=DiskStates(UNKNOWN, (UNKNOWN,), ""),
+        disks=DiskStates(UNKNOWN, (DirectoryState(Space(1 << 52, 1 << 51)),), ""),
         directories=("journal", "ledgers"),
     )
 
 
-def test_each_figure_of_a_bookie_stands_under_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "free_bytes", lambda _config: 1 << 51)
+def test_each_figure_of_a_bookie_stands_under_its_name() -> None:
     powers = count(1)
     told = stats(lambda: 1 << next(powers))
     bookie = SimpleNamespace(
