@@ -80,7 +80,7 @@ class BlockingReader:
     def read_batches(
         self, first: int, last: int, *, unconfirmed: bool = False, replica_hint: ReplicaHint = 0
     ) -> Iterator[EntryBatch]:
-        """The same in batches of about 2 MiB, whose ``payloads()`` are Arrow arrays: no object of
+        """The same in batches of about 4 MiB, whose ``payloads()`` are Arrow arrays: no object of
         an entry is made unless it is asked for. Raises as ``read``."""
         self._reader.check_range(first, last, unconfirmed=unconfirmed)
         return self._portal.iterate(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from spark_ledger.limits.entries import APPEND_MESSAGE_BYTES_TARGET
+from spark_ledger.limits.entries import APPEND_MESSAGE_BYTES_TARGET, FIRST_MESSAGE_BYTES_TARGET
 from spark_ledger.protocol.quorum import entries_of_index
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import EntryId, LedgerMetadata
@@ -30,7 +30,7 @@ class FrameStore:
         """Of the frames."""
         self._released = 0
         """How many frames at the front of the lists are of no more use."""
-        self._first = first_entry
+        self._began = self._first = first_entry
         """The entry of the first frame of use."""
         self._length = 0
         self._cached: tuple[int, int] | None = None
@@ -95,12 +95,12 @@ class FrameStore:
         return self._cached_runs
 
     def _cut(self, ids: Sequence[int], sizes: list[int], parts: list[bytes]) -> Iterator[EntryRun]:
+        begins = self._first == self._began
+        bytes_max = FIRST_MESSAGE_BYTES_TARGET if begins else APPEND_MESSAGE_BYTES_TARGET
         start = 0
         while start < len(sizes):
             end, total = start, 0
-            while end < len(sizes) and (
-                end == start or total + sizes[end] <= APPEND_MESSAGE_BYTES_TARGET
-            ):
+            while end < len(sizes) and (end == start or total + sizes[end] <= bytes_max):
                 total += sizes[end]
                 end += 1
             part = ids[start:end]

@@ -116,7 +116,7 @@ class LedgerReader:
     async def read_batches(
         self, first: int, last: int, *, unconfirmed: bool = False, replica_hint: ReplicaHint = 0
     ) -> AsyncGenerator[EntryBatch, None]:
-        """The entries from ``first`` to ``last``, both included, in batches of about 2 MiB.
+        """The entries from ``first`` to ``last``, both included, in batches of about 4 MiB.
 
         A batch is a sequence of entries; its ``payloads()`` are an Arrow array, for which no object
         of an entry is made.

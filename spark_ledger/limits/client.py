@@ -115,7 +115,7 @@ READ_CALL_S_MAX: Final = 600.0
 """One read request in all: a bookie wants a bound from every caller. 64 MiB at 1 Mbit/s."""
 
 READ_CHUNKS_AHEAD_MAX: Final = 2
-"""Chunks (of about 2 MiB) that are read before the consumer has taken the first."""
+"""Chunks (of about 4 MiB) that are read before the consumer has taken the first."""
 
 READ_PARK_S: Final = 1.0
 """A consumer that has taken nothing for this long has stopped: the call is ended, and what it held

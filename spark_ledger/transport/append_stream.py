@@ -21,7 +21,11 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from spark_ledger.limits import MIB
-from spark_ledger.limits.entries import APPEND_MESSAGE_ADDS_MAX, APPEND_MESSAGE_BYTES_TARGET
+from spark_ledger.limits.entries import (
+    APPEND_MESSAGE_ADDS_MAX,
+    APPEND_MESSAGE_BYTES_TARGET,
+    FIRST_MESSAGE_BYTES_TARGET,
+)
 from spark_ledger.runs import EntryRun
 from spark_ledger.transport.base import AddResult
 from spark_ledger.transport.channel import failure_of, said
@@ -174,6 +178,7 @@ class AppendStream:
         self._idle: asyncio.Future[None] | None = None
         """What the sender waits on while nothing is queued."""
         self._broken = broken
+        self._is_known = False  # the bookie has stored something of this stream
         self._call: AppendCall | None = None
         self._tasks: list[asyncio.Task[None]] = []
         if not broken:
@@ -306,10 +311,11 @@ class AppendStream:
         queue = self._queue
         adds: list[AddCommand] = []
         size = 0
+        bytes_max = APPEND_MESSAGE_BYTES_TARGET if self._is_known else FIRST_MESSAGE_BYTES_TARGET
         while queue:
             appender, run = queue[0]
             size += len(run.frames)
-            is_full = size > APPEND_MESSAGE_BYTES_TARGET or len(adds) >= APPEND_MESSAGE_ADDS_MAX
+            is_full = size > bytes_max or len(adds) >= APPEND_MESSAGE_ADDS_MAX
             if adds and is_full:
                 break
             queue.popleft()
@@ -326,6 +332,7 @@ class AppendStream:
                 problem = f"it answers for ledger {result.ledger_id} instead"
                 appender.report(BookieStatus.IO_ERROR, EntryId(result.last_entry), problem)
             elif not status:  # stored, as nearly all are; what it says beside that is not asked for
+                self._is_known = True
                 appender.report(BookieStatus.OK, EntryId(result.last_entry), "")
             else:
                 problem = said(result.message)

@@ -14,7 +14,7 @@ from bookie_server.service.grpc_service import BookieService, Description
 from bookie_server.service.metrics import ServiceMetrics
 from spark_ledger.errors import BookieUnavailableError, LedgerClosedError
 from spark_ledger.limits import MIB
-from spark_ledger.limits.entries import CONFIRMATIONS_PER_MESSAGE
+from spark_ledger.limits.entries import CONFIRMATIONS_PER_MESSAGE, READ_CHUNK_BYTES_TARGET
 from spark_ledger.runs import EntryRun
 from spark_ledger.transport.base import AddResult, Appender, ReadChunk, Transport
 from spark_ledger.transport.grpc_aio import GrpcTransport
@@ -278,12 +278,12 @@ async def test_a_byte_cap_ends_a_read_early_but_never_empty(world: World) -> Non
 async def test_a_long_read_comes_in_chunks(world: World) -> None:
     appender = world.open()
     for entry in range(12):
-        appender.send(make_run(entry, size=300_000))
+        appender.send(make_run(entry, size=READ_CHUNK_BYTES_TARGET // 5))
     await until(lambda: acknowledged(world) == 11, "the adds")
     chunks = await world.read(0, 11)
     assert ids(chunks) == list(range(12))
     assert len(chunks) > 1
-    assert all(len(chunk.run.frames) <= 2 * MIB for chunk in chunks if chunk.run)
+    assert all(len(chunk.run.frames) <= READ_CHUNK_BYTES_TARGET for chunk in chunks if chunk.run)
 
 
 @on_both

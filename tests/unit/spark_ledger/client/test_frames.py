@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from spark_ledger.client.frames import FrameStore
-from spark_ledger.limits.entries import APPEND_MESSAGE_BYTES_TARGET
+from spark_ledger.limits.entries import APPEND_MESSAGE_BYTES_TARGET, FIRST_MESSAGE_BYTES_TARGET
 from spark_ledger.types import (
     NO_ENTRY,
     BookieId,
@@ -58,14 +60,21 @@ def test_frames_after_a_release_keep_their_entry_ids() -> None:
     assert payloads_of(frames, 1, 10, 10) == {10: b"10"}
 
 
-def test_runs_are_cut_at_the_size_of_a_message() -> None:
+@pytest.mark.parametrize("is_confirmed", [False, True])
+def test_runs_are_cut_at_the_size_of_a_message(is_confirmed: bool) -> None:
+    """Of the first message, until something was confirmed."""
     frames = store()
-    half = bytes(APPEND_MESSAGE_BYTES_TARGET // 2)
-    frames.seal([half, half, b"x", bytes(3 * APPEND_MESSAGE_BYTES_TARGET), b"y"], NO_ENTRY)
-    runs = frames.runs(0, 0, 4)
+    first = 0
+    if is_confirmed:
+        frames.seal([b"first"], NO_ENTRY)
+        frames.release(EntryId(0))
+        first = 1
+    size = APPEND_MESSAGE_BYTES_TARGET if is_confirmed else FIRST_MESSAGE_BYTES_TARGET
+    half = bytes(size // 2)
+    frames.seal([half, half, b"x", bytes(3 * size), b"y"], NO_ENTRY)
+    runs = frames.runs(0, first, first + 4)
     assert [run.count for run in runs] == [1, 2, 1, 1]
-    assert [run.first_entry for run in runs] == [0, 1, 3, 4]
-    assert sum(run.count for run in runs) == 5
+    assert [run.first_entry - first for run in runs] == [0, 1, 3, 4]
 
 
 def test_resent_runs_begin_at_the_asked_entry() -> None:

@@ -10,7 +10,11 @@ import grpc.aio
 import pytest
 
 from spark_ledger.limits import MIB
-from spark_ledger.limits.entries import APPEND_MESSAGE_ADDS_MAX, APPEND_MESSAGE_BYTES_TARGET
+from spark_ledger.limits.entries import (
+    APPEND_MESSAGE_ADDS_MAX,
+    APPEND_MESSAGE_BYTES_TARGET,
+    FIRST_MESSAGE_BYTES_TARGET,
+)
 from spark_ledger.runs import EntryRun
 from spark_ledger.transport.append_stream import (
     AppendCall,
@@ -186,17 +190,51 @@ async def test_a_message_grows_while_the_one_before_is_written(f: Fixture) -> No
 @on_loop
 async def test_a_message_stays_below_its_target_unless_one_run_is_larger(f: Fixture) -> None:
     appender = f.open()
-    sizes = [600_000, 600_000, 300_000, 3 * MIB, 100, 100]
-    for entry, size in enumerate(sizes):
+    appender.send(make_run(0))
+    await settle()
+    f.call.answer(appender.tag, 0)
+    await settle()
+    sizes = [
+        APPEND_MESSAGE_BYTES_TARGET // 2 + 1,
+        APPEND_MESSAGE_BYTES_TARGET // 2 + 1,
+        APPEND_MESSAGE_BYTES_TARGET // 2 - 1,
+        9 * MIB,
+        100,
+        100,
+    ]
+    for entry, size in enumerate(sizes, 1):
         appender.send(make_run(entry, size))
     await settle()
-    assert [[len(a.run.frames) for a in adds] for adds in f.call.messages] == [
-        [600_000],
-        [600_000, 300_000],
-        [3 * MIB],
-        [100, 100],
+    assert [[len(a.run.frames) for a in adds] for adds in f.call.messages[1:]] == [
+        sizes[:1],
+        sizes[1:3],
+        sizes[3:4],
+        sizes[4:],
     ]
     assert sorted(f.call.sizes)[-2] < APPEND_MESSAGE_BYTES_TARGET + 1000
+
+
+@on_loop
+async def test_messages_are_smaller_until_the_bookie_has_stored_something(f: Fixture) -> None:
+    """It hears strangers at a rate, but for messages of up to a megabyte."""
+    appender = f.open()
+    size = FIRST_MESSAGE_BYTES_TARGET // 2
+    for entry in range(4):
+        appender.send(make_run(entry, size))
+    await settle()
+    assert [len(adds) for adds in f.call.messages] == [2, 2]
+    f.call.answer(f.open(2).tag, -1, pb.TOO_MANY_REQUESTS, ledger_id=2)
+    await settle()
+    for entry in range(4, 8):
+        appender.send(make_run(entry, size))
+    await settle()
+    assert [len(adds) for adds in f.call.messages[2:]] == [2, 2], "nothing was stored yet"
+    f.call.answer(appender.tag, 0)
+    await settle()
+    for entry in range(8, 16):
+        appender.send(make_run(entry, size))
+    await settle()
+    assert [len(adds) for adds in f.call.messages[4:]] == [8]
 
 
 @on_loop

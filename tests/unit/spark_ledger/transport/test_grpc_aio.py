@@ -18,6 +18,7 @@ from bookie_server.service.grpc_server import GrpcServer
 from bookie_server.service.grpc_service import BookieService, Description
 from bookie_server.service.metrics import ServiceMetrics
 from spark_ledger.errors import BookieUnavailableError, ConfigurationError, LedgerClosedError
+from spark_ledger.limits.entries import READ_CHUNK_BYTES_TARGET
 from spark_ledger.runs import EntryRun
 from spark_ledger.transport import grpc_aio
 from spark_ledger.transport.base import AddResult, LastConfirmed
@@ -427,7 +428,8 @@ async def test_a_striped_read_that_breaks_names_the_entry_it_wants_next(bookies:
     port = await bookies.start(bookie)
     transport = GrpcTransport(lambda _bookie_id: f"127.0.0.1:{port}")
     bookie.watch_last_confirmed(LEDGER, lambda: None)()  # makes the ledger
-    bookie.ledgers[LEDGER].entries = {entry: bytes(600_000) for entry in range(12)}
+    size = READ_CHUNK_BYTES_TARGET // 3
+    bookie.ledgers[LEDGER].entries = {entry: bytes(size) for entry in range(12)}
     read, reads = bookie.read, 0
 
     def read_once(*values: object, **options: object) -> object:
