@@ -149,6 +149,7 @@ def _open(
         journal=journal,
         storage=storage,
         on_changed=lambda: post(on_state_changed),
+        on_fatal=lambda message: post(partial(on_fatal, message)),
     )
     return (bookie := Bookie(journal, storage, disks, locks, post, keys))
 

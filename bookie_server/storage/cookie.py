@@ -10,12 +10,19 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from bookie_server.storage.fs.vfs import FileSystem, Lock, read_file, write_file_durably
+from bookie_server.storage.fs.vfs import (
+    TEMPORARY_SUFFIX,
+    FileSystem,
+    Lock,
+    read_file,
+    write_file_durably,
+)
 from spark_ledger.errors import ConfigurationError, CorruptionError
 from spark_ledger.limits import KIB
 from spark_ledger.types import BookieId
@@ -54,7 +61,7 @@ def format_directories(
     """Make the directories of a new, empty bookie, and return its journal's cookie.
 
     ``bookie_id`` is made at random unless it is given. Raises ConfigurationError if a directory
-    holds anything or is in use; OSError if the disk fails.
+    holds anything or is in use; OSError if the disk fails, and then no cookie is left.
     """
     roles = _roles(journal_directory, ledger_directories)
     for directory in roles:
@@ -80,6 +87,13 @@ def format_directories(
             content_bytes = msgspec.json.format(msgspec.json.encode(cookie)) + b"\n"
             write_file_durably(file_system, directory / COOKIE_NAME, content_bytes)
             file_system.sync_directory(directory.parent)
+    except OSError:
+        # What was begun would be taken for a bookie, and no later format would go on with it.
+        for directory in roles:
+            for name in (COOKIE_NAME, COOKIE_NAME + TEMPORARY_SUFFIX):
+                with suppress(OSError):
+                    file_system.remove(directory / name)
+        raise
     finally:
         for lock in locks:
             lock.release()

@@ -91,9 +91,10 @@ class DiskWatch:
         journal: Journal,
         storage: LedgerStorage,
         on_changed: Callable[[], None],
+        on_fatal: Callable[[str], None],
     ) -> None:
         """``directories``: the journal's, then the ledgers'. ``on_changed`` runs on the thread that
-        checks, after a state has changed."""
+        checks, after a state has changed, ``on_fatal`` if its own thread ends by a bug of ours."""
         assert interval_s > 0, f"disks are looked at every {interval_s} s"
         # Any thread: never changed, or with locks of their own.
         self._file_system = file_system
@@ -103,6 +104,7 @@ class DiskWatch:
         self._journal = journal
         self._storage = storage
         self._on_changed = on_changed
+        self._on_fatal = on_fatal
         # So much may be written between two looks: a part of the reserve.
         self._bytes_between = max(MIB, marks.reserve_bytes // 8)
         self._check_lock = threading.Lock()
@@ -201,11 +203,15 @@ class DiskWatch:
             self._thread.join()
 
     def _run(self) -> None:
-        while not self._stopping:
-            self._wanted.wait(_LOOK_AGAIN_S if self._looks_again else self._interval_s)
-            self._wanted.clear()
-            if not self._stopping:
-                self.check()
+        try:
+            while not self._stopping:
+                self._wanted.wait(_LOOK_AGAIN_S if self._looks_again else self._interval_s)
+                self._wanted.clear()
+                if not self._stopping:
+                    self.check()
+        finally:
+            if not self._stopping:  # the traceback follows; a full disk would be seen by nobody
+                self._on_fatal("the disk thread ended unexpectedly")
 
 
 def _reasons(states: DiskStates) -> tuple[bool, ...]:

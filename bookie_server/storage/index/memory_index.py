@@ -106,6 +106,7 @@ class MemoryIndex:
         self.file_system = file_system
         self.file_path = path / "index.json"
         self.content = _Content()
+        self.is_changing = False
         if file_system.exists(self.file_path):
             data = read_file(file_system, self.file_path, size_max=GIB)
             self.content = _Content.decode(data, self.file_path)
@@ -168,6 +169,8 @@ class MemoryIndex:
         return self.content.run_log_mark
 
     def begin(self) -> IndexUpdate:
+        assert not self.is_changing, "an update that was neither committed nor aborted hangs LMDB"
+        self.is_changing = True
         return _MemoryUpdate(self)
 
     def close(self) -> None:
@@ -247,6 +250,7 @@ class _MemoryUpdate:
     def commit(self) -> None:
         write_file_durably(self._index.file_system, self._index.file_path, self._content.encode())
         self._index.content = self._content
+        self._index.is_changing = False
 
     def abort(self) -> None:
-        """The copy is dropped with this object."""
+        self._index.is_changing = False

@@ -9,10 +9,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from bookie_server.core.compaction import logs_to_compact
+from bookie_server.storage.fs.vfs import is_no_space
 from bookie_server.storage.ledgers.directory_space import DirectorySpace, Stopped
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits.storage import (
@@ -134,16 +136,16 @@ class Compactor:
 
     def _one_directory(self, space: DirectorySpace, full: bool, paced: bool) -> None:
         alive = []
+        errors: list[OSError] = []
         for log in space.survey(self._flush_lock):
-            if log.rows:
-                smaller = space.give_back(log)
-                self._gave_back(log.byte_count - smaller.byte_count)
-                alive.append(smaller)
-            else:
-                space.remove(log)
-                self._removed(log.byte_count)
-        if not self._bytes_per_s:
-            return
+            with _apart_from_others(errors):
+                if log.rows:
+                    smaller = space.give_back(log)
+                    self._gave_back(log.byte_count - smaller.byte_count)
+                    alive.append(smaller)
+                else:
+                    space.remove(log)
+                    self._removed(log.byte_count)
 
         def pace(byte_count: int) -> None:
             self._pace(byte_count, self._bytes_per_s * (COMPACTION_FULL_FACTOR if full else 1))
@@ -154,13 +156,17 @@ class Compactor:
         try:
             candidates = [log for log in alive if space.may_compact(log)]
             chosen = logs_to_compact(candidates, free_bytes=space.free_bytes(), disk_is_full=full)
-            for log in chosen:
+            for log in chosen if self._bytes_per_s else ():
                 if space.free_bytes() < log.live_bytes:
                     continue  # what was free went to others meanwhile
-                if space.compact(log, self._flush_lock, pace if paced else count, self._log_bytes):
-                    self._removed(log.byte_count)
+                each = pace if paced else count
+                with _apart_from_others(errors):
+                    if space.compact(log, self._flush_lock, each, self._log_bytes):
+                        self._removed(log.byte_count)
         finally:
             space.finish()
+        if errors:
+            raise errors[0]
 
     def _pace(self, byte_count: int, bytes_per_s: int) -> None:
         """Wait until so much more may be copied. Raises Stopped."""
@@ -215,3 +221,15 @@ class Compactor:
         finally:
             if not self._stop.is_set():  # the traceback follows; space would run out one day
                 self._on_fatal("the compaction thread ended unexpectedly")
+
+
+@contextmanager
+def _apart_from_others(errors: list[OSError]) -> Iterator[None]:
+    """Work on one log: if it fails, the others have their turn all the same, in this pass and in
+    each one after. A full disk ends the pass: the next copy would meet it as well."""
+    try:
+        yield
+    except OSError as error:
+        if is_no_space(error):
+            raise
+        errors.append(error)

@@ -51,6 +51,8 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
     ledger_id: Annotated[int, msgspec.Meta(ge=0)] = 0
     entry_id: Annotated[int, msgspec.Meta(ge=0)] = 0
     is_running: bool = False
+    must_heal: bool = False
+    """The pass has met a ledger whose rows do not add up: also a restart ends with what follows."""
     ended_at: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """When the last full pass ended, since 1970; 0: there was none."""
 
@@ -92,7 +94,6 @@ class DirectoryScrub:
         self._counts = ScrubCounts()
         # Whoever scrubs.
         self._saved_s = time.monotonic()
-        self._damaged_ledgers = 0
 
     @property
     def counts(self) -> ScrubCounts:
@@ -128,7 +129,7 @@ class DirectoryScrub:
                 for ledger in ledgers:
                     self._check_ledger(ledger.ledger_id, flush_lock, pace)
                     self._go_to(LedgerId(ledger.ledger_id + 1), 0)
-            if self._damaged_ledgers:
+            if self.position.must_heal:
                 self._heal(flush_lock)
             self.position = Position(ended_at=time.time())
         finally:
@@ -147,7 +148,7 @@ class DirectoryScrub:
             rows = self._index.rows(ledger_id)
         except CorruptionError as error:
             self._counts = self._counts._replace(bad_ledgers=self._counts.bad_ledgers + 1)
-            self._damaged_ledgers += 1
+            self.position = msgspec.structs.replace(self.position, must_heal=True)
             logger.error("ledger %d cannot be verified: %s", ledger_id, error)  # noqa: TRY400
             return
         bad: list[tuple[IndexRow, Lack]] = []
@@ -243,7 +244,6 @@ class DirectoryScrub:
             except BaseException:
                 update.abort()
                 raise
-        self._damaged_ledgers = 0
 
     # -- the position ------------------------------------------------------------------------------
 

@@ -92,6 +92,8 @@ class DirectorySpace:
         """Whether the file system gives ranges of files back, as far as is known."""
         self.damaged: set[int] = set()
         """Logs that cannot be copied, since this process began: each is told once, and stays."""
+        self._unmeasured: set[int] = set()
+        """Logs whose size could not be told at the last look: each is told once."""
         self._copies: dict[int, int] = {}
         """Logs of copies, and what was alive in each at the first look."""
         self._writer: EntryLogWriter | None = None
@@ -125,10 +127,9 @@ class DirectorySpace:
         if NO_LOG in awaited:
             return []
         return [
-            LogState(log_id, self._taken_bytes(log_id), *use)
+            LogState(log_id, taken, *uses.get(log_id, LogUse()))
             for log_id in found
-            if log_id not in awaited
-            for use in [uses.get(log_id, LogUse())]
+            if log_id not in awaited and (taken := self._taken_bytes(log_id)) is not None
         ]
 
     def free_bytes(self) -> int:
@@ -270,13 +271,22 @@ class DirectorySpace:
         self.damaged.add(log.log_id)
         logger.warning("%s stays, with what is dead in it: %s", self._path(log.log_id), why)
 
-    def _taken_bytes(self, log_id: int) -> int:
-        """What a log takes on the disk."""
-        file = self._file_system.open(self._path(log_id))
+    def _taken_bytes(self, log_id: int) -> int | None:
+        """What a log takes on the disk; None if that cannot be told now: it stays, and holds up no
+        other."""
         try:
-            return file.size() - file.hole_bytes()
-        finally:
-            file.close()
+            file = self._file_system.open(self._path(log_id))
+            try:
+                taken = file.size() - file.hole_bytes()
+            finally:
+                file.close()
+        except OSError as error:
+            if log_id not in self._unmeasured:
+                self._unmeasured.add(log_id)
+                logger.warning("%s stays, its size is unknown: %s", self._path(log_id), error)
+            return None
+        self._unmeasured.discard(log_id)
+        return taken
 
     def _entry_logs(self) -> list[int]:
         return entry_log_ids(self._file_system, self.directory)

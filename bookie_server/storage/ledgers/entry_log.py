@@ -27,6 +27,7 @@ from __future__ import annotations
 import re
 import struct
 from collections import OrderedDict
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Final
@@ -140,6 +141,10 @@ class EntryLogWriter:
             file_system.sync_directory(directory)
         except OSError:
             self._file.close()
+            # The next attempt has another id: on a full disk each would leave a file behind.
+            for path in (temporary, self._path):
+                with suppress(OSError):
+                    file_system.remove(path)
             raise
         self._written = LOG_HEADER_BYTES
         self._size = LOG_HEADER_BYTES

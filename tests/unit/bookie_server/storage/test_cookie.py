@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -150,6 +152,31 @@ def test_a_bookie_does_not_start_without_its_directories() -> None:
     del files._directories[str(LEDGERS[1])]
     with pytest.raises(ConfigurationError, match="does not exist"):
         Machine(files)
+
+
+def test_format_that_fails_at_any_step_leaves_no_bookie_and_is_made_again() -> None:
+    changes = {"create", "pwritev", "fdatasync", "rename", "sync_directory"}
+    steps_left = 0
+
+    def plan(operation: Operation) -> Fault | None:
+        nonlocal steps_left
+        steps_left -= operation.kind in changes
+        return Fault(errno.EIO) if steps_left == 0 and operation.kind in changes else None
+
+    for step in itertools.count(1):
+        inner = MemoryFileSystem()
+        steps_left = step
+        try:
+            format_directories(FaultFileSystem(inner, plan), JOURNAL, LEDGERS, cluster_id="test")
+        except OSError:
+            assert not inner.exists(JOURNAL / COOKIE_NAME), f"step {step}: it looks like a bookie"
+        if steps_left > 0:
+            assert step > 15, "three directories take five each"
+            return
+        cookie = format_directories(inner, JOURNAL, LEDGERS, cluster_id="test")
+        assert check_cookies(inner, JOURNAL, LEDGERS) == cookie
+        for lock in lock_directories(inner, [JOURNAL, *LEDGERS]):
+            lock.release()
 
 
 def test_the_names_of_new_directories_are_durable() -> None:

@@ -265,6 +265,22 @@ def test_bug_in_a_commit_in_place_answers_its_waiters(files: MemoryFileSystem) -
     gathering.journal.close()
 
 
+def test_batch_that_a_bug_ends_wakes_the_journal_and_is_not_the_last_one(
+    files: MemoryFileSystem,
+) -> None:
+    """One message of one client must not leave all others without an answer."""
+    gathering = Gathering(files)
+    with pytest.raises(KeyError), gathering.journal.batch():
+        gathering.append_alone(1)
+        raise KeyError
+    assert gathering._answered.acquire(timeout=10), "what was appended before is committed"
+    gathering.append_alone(2)
+    assert gathering._answered.acquire(timeout=10), "and so is what comes alone"
+    gathering.append(3, 2)
+    gathering.journal.close()
+    assert read(files) == [[1], [2], [3, 4]]
+
+
 def test_append_from_a_completion_in_place_is_committed(files: MemoryFileSystem) -> None:
     """The journal's thread sleeps then, and has to be woken."""
     gathering = Gathering(files)

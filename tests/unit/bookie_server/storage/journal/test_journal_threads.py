@@ -116,6 +116,36 @@ def test_spares_of_a_failed_call_are_handed_over_by_the_next(files: MemoryFileSy
     assert len(spare_paths(files, DIRECTORY)) == 2
 
 
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
+def test_file_that_cannot_be_prepared_nor_removed_fails_nobody_and_is_prepared_later(
+    files: MemoryFileSystem, error: int
+) -> None:
+    """A flush prepares it, and every look at the disks: neither may end by it."""
+    kinds = {"create", "preallocate", "fdatasync", "rename", "sync_directory"}
+    steps_left = 0
+
+    def plan(operation: Operation) -> Fault | None:
+        nonlocal steps_left
+        if steps_left <= 0:
+            return Fault(errno.EACCES) if operation.kind == "remove" and steps_left < 0 else None
+        steps_left -= operation.kind in kinds
+        return Fault(error) if steps_left == 0 else None
+
+    writer = Writer(FaultFileSystem(files, plan))
+    supply = writer.journal._logs.journal.supply
+    for step in range(1, 6):
+        steps_left = step
+        supply.prepare()
+        assert not supply._spares, f"step {step}"
+        assert bool(supply.refusal) is (error == errno.ENOSPC), f"step {step}"
+    steps_left = -1
+    supply.prepare()
+    steps_left = 0
+    supply.prepare()
+    assert len(supply._spares) == 1 and not supply.refusal
+    writer.write(1)
+
+
 def test_bug_in_a_commit_answers_its_waiters(files: MemoryFileSystem) -> None:
     """The batch has left the queue when the bug shows; its waiters are told all the same."""
     interrupted = Interrupted(files)

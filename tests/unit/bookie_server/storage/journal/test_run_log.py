@@ -10,6 +10,7 @@ import pytest
 from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
 from bookie_server.storage.index.base import run_log_location
+from bookie_server.storage.journal import logs
 from bookie_server.storage.journal.files import journal_numbers, journal_path
 from bookie_server.storage.journal.witness import decode_witness
 from bookie_server.storage.records import FILE_HEADER_BYTES
@@ -201,6 +202,32 @@ def test_run_log_that_cannot_be_written_leaves_its_runs_to_the_journal(
     for again in (machine, Machine(lost(disk), CONFIG)):
         assert again.held(LEDGER) == expected(LEDGER, [0, 1, 2], LARGE)
         assert again.held(LEDGER + 1) == expected(LEDGER + 1, [0], LARGE)
+
+
+@pytest.mark.parametrize(("error", "comes_back"), [(errno.ENOSPC, True), (errno.EIO, False)])
+def test_run_log_without_room_is_tried_again_after_a_while_and_one_that_failed_is_not(
+    monkeypatch: pytest.MonkeyPatch, error: int, comes_back: bool
+) -> None:
+    monkeypatch.setattr(logs, "_RETRY_AFTER_BATCHES", 3)
+    attempts = 0
+
+    def plan(operation: Operation) -> Fault | None:
+        nonlocal attempts
+        is_file = operation.path.parent == RUN_LOG and "journal-" in operation.path.name
+        if operation.kind != "create" or not is_file:
+            return None
+        attempts += 1
+        return Fault(error) if attempts == 1 else None
+
+    machine = Machine(FaultFileSystem(formatted(), plan), CONFIG)
+    tried = []
+    for entry_id in range(5):
+        assert machine.add(LEDGER, [entry_id], size=LARGE) is OK
+        tried.append(attempts)
+    assert tried == ([1, 1, 1, 1, 2] if comes_back else [1] * 5)
+    assert (machine.bookie.stats().journal.run_log_bytes > 0) is comes_back
+    machine.flush()
+    assert machine.held(LEDGER) == expected(LEDGER, range(5), LARGE)
 
 
 def test_run_log_on_a_disk_above_its_mark_gets_no_file(

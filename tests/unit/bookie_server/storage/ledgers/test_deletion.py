@@ -15,6 +15,7 @@ import pytest
 from bookie_server.core.ledger_record import LedgerRecord
 from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
+from bookie_server.storage.index import lmdb_update
 from bookie_server.storage.index.base import (
     BlockLocation,
     HeldLedger,
@@ -451,6 +452,32 @@ def test_lost_row_of_a_ledger_that_is_deleted_is_an_error(tmp_path: Path) -> Non
             update.delete_rows(LedgerId(1), 1000)
         update.abort()
         assert index.ledger_record(LedgerId(1)) is not None
+
+
+def test_ledger_whose_deletion_cannot_be_committed_is_still_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it is counted as new, and if its record is damaged it is denied (rule S9)."""
+
+    def fails(*_of: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with closing(LmdbIndex(tmp_path / "index", map_bytes=8 * MIB)) as index:
+        fill(index, range(3))
+        for again in range(2):
+            update = index.begin()
+            update.delete_rows(LedgerId(2), 1000)
+            update.delete_ledger_record(LedgerId(2))
+            with monkeypatch.context() as patch:
+                if not again:
+                    patch.setattr(lmdb_update, "commit_now", fails)
+                    with pytest.raises(OSError, match="Input/output"):
+                        update.commit()
+                    update.abort()
+                else:
+                    update.commit()
+            assert index.knows(LedgerId(2)) is (again == 0)
+            assert (index.ledger_record(LedgerId(2)) is None) is bool(again)
 
 
 def test_record_that_is_deleted_during_a_read_is_none_and_no_damage(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import pytest
 
 from bookie_server.opening import open_bookie
@@ -17,7 +18,9 @@ from bookie_server.storage.cookie import format_directories
 from bookie_server.storage.fs.posix_fs import PosixFileSystem
 from bookie_server.storage.index import lmdb_update
 from bookie_server.storage.index.base import BlockLocation, IndexRow, NotCommittedError
+from bookie_server.storage.index.lmdb_errors import translated
 from bookie_server.storage.index.lmdb_index import LmdbIndex
+from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import KIB, MIB
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
 from tests.unit.bookie_server.storage.support import KnownKeys, make_run
@@ -130,3 +133,24 @@ def test_flushes_into_a_full_index_leave_no_logs_behind(
     outcome = bookie.read(LedgerId(7), EntryId(0), EntryId(0), stride=1, max_bytes=MIB)
     assert outcome.status is BookieStatus.OK
     bookie.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "number"),
+    [
+        (lmdb.MapFullError("full"), OSError, errno.ENOSPC),
+        (lmdb.DiskError("no room"), OSError, errno.ENOSPC),
+        (lmdb.CorruptedError("bad"), CorruptionError, None),
+        (lmdb.PageNotFoundError("bad"), CorruptionError, None),
+        (lmdb.InvalidError("bad"), CorruptionError, None),
+        (lmdb.ReadersFullError("readers"), OSError, errno.EIO),
+        (lmdb.Error("Input/output error"), OSError, errno.EIO),
+    ],
+)
+def test_error_of_lmdb_is_one_that_callers_know(
+    tmp_path: Path, error: Exception, raised: type[Exception], number: int | None
+) -> None:
+    """Whoever flushes, reads or scrubs catches OSError and CorruptionError, and nothing else."""
+    with pytest.raises(raised, match=str(tmp_path)) as caught, translated(tmp_path):
+        raise error
+    assert getattr(caught.value, "errno", None) == number

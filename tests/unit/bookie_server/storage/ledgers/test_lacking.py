@@ -13,12 +13,15 @@ import pytest
 from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
 from bookie_server.storage.index import memory_index
+from bookie_server.storage.index.base import IndexRow
 from bookie_server.storage.ledgers import lacking
+from bookie_server.storage.ledgers.directory_space import Stopped
 from bookie_server.storage.ledgers.lacking import NO_LOG, Lack, Lacking, TooMuchLackingError
 from spark_ledger.errors import CorruptionError
-from spark_ledger.types import EntryId, LedgerId
+from spark_ledger.types import BookieStatus, EntryId, LedgerId
+from tests.crash.disk import after_kill
+from tests.unit.bookie_server.storage.ledgers.test_scrub import CONFIG, files_of, scrub
 from tests.unit.bookie_server.storage.ledgers.test_scrub import machine as machine
-from tests.unit.bookie_server.storage.ledgers.test_scrub import scrub
 from tests.unit.bookie_server.storage.support import Machine
 
 DIRECTORY = Path("/ledgers")
@@ -121,4 +124,35 @@ def test_index_that_does_not_add_up_is_healed_once_and_again_if_that_failed(
         scrub(machine)
         assert healed == 1 + fails
     lacks = machine.bookie.lacking.of(LedgerId(2))
+    assert lacks == (Lack(LedgerId(2), EntryId(0), EntryId(39), NO_LOG),)
+
+
+def test_index_that_does_not_add_up_is_healed_also_after_a_restart_within_the_pass(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pass is over with the ledger: what follows at its end must not be forgotten."""
+    assert machine.add(4, range(5)) is BookieStatus.OK
+    machine.flush()
+    rows = memory_index.MemoryIndex.rows
+
+    def rows_of_4(index: memory_index.MemoryIndex, ledger_id: LedgerId) -> list[IndexRow]:
+        if ledger_id == 2:
+            raise CorruptionError("rows do not add up")
+        return rows(index, ledger_id)
+
+    def stopped(_byte_count: int) -> None:
+        raise Stopped
+
+    storage = machine.bookie._storage
+    with monkeypatch.context() as patch:
+        patch.setattr(memory_index.MemoryIndex, "rows", rows_of_4)
+        with pytest.raises(Stopped):
+            storage._stores[0].scrub.run(storage._flush_lock, stopped)
+    assert not machine.bookie.lacking.of(LedgerId(2)), "the pass has not come to its end"
+    monkeypatch.setattr(
+        memory_index._MemoryUpdate, "drop_damaged", lambda _update: {LedgerId(2): EntryId(39)}
+    )
+    again = Machine(after_kill(files_of(machine)), CONFIG)
+    scrub(again)
+    lacks = again.bookie.lacking.of(LedgerId(2))
     assert lacks == (Lack(LedgerId(2), EntryId(0), EntryId(39), NO_LOG),)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import time
 from pathlib import Path
@@ -9,14 +10,17 @@ from pathlib import Path
 import pytest
 
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
+from bookie_server.storage.fs.vfs import write_file_durably
 from bookie_server.storage.index.base import BlockLocation, IndexRow
+from bookie_server.storage.ledgers.directory_scrub import POSITION_NAME
 from bookie_server.storage.ledgers.directory_space import Stopped
-from bookie_server.storage.ledgers.entry_log import block_path
+from bookie_server.storage.ledgers.entry_log import EntryLogReader, block_path
 from bookie_server.storage.ledgers.lacking import LACKING_NAME
 from bookie_server.storage.ledgers.scrub import ScrubStats
 from bookie_server.storage.records import RECORD_HEADER_BYTES
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import KIB
+from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from tests.crash.disk import after_kill
 from tests.listed import listed
@@ -190,6 +194,50 @@ def test_scrub_goes_on_after_a_restart_where_it_was(machine: Machine) -> None:
     stats = scrub(again)
     assert stats.directories[0].blocks == 2 and stats.bad == 0
     assert scrub(again).directories[0].blocks == 2 + 3, "the next pass reads everything"
+
+
+@pytest.mark.parametrize(
+    "content", [b"#", b"", b"\xff\xff", b'{"format_version": 2}', b'{"ledger_id": -1}', b"[" * 9000]
+)
+def test_position_that_cannot_be_read_begins_the_pass_anew(
+    machine: Machine, content: bytes
+) -> None:
+    """It says what to read next, and nothing else: no start is refused for it."""
+    scrub(machine)
+    machine.close()
+    files = files_of(machine)
+    write_file_durably(files, EVEN / POSITION_NAME, content)
+    again = Machine(files, CONFIG)
+    assert again.bookie.stats().ledger_storage.scrub.ended_at == 0
+    stats = scrub(again)
+    assert stats.directories[0].blocks == 4 and stats.ended_at > 0
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EBADMSG, errno.EUCLEAN, errno.ENOMEM])
+def test_block_is_blamed_for_errors_of_its_sectors_only(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    store = machine.bookie._storage._stores[0]
+    row = rows_of(machine, 2)[1]
+    read = EntryLogReader.read
+
+    def fails(reader: EntryLogReader, location: BlockLocation, *, entries: int = 0) -> EntryRun:
+        if location == row.location:
+            raise OSError(number, "cannot be read")
+        return read(reader, location, entries=entries)
+
+    is_damage = number != errno.ENOMEM
+    with monkeypatch.context() as patch:
+        patch.setattr(EntryLogReader, "read", fails)
+        if is_damage:
+            scrub(machine)
+        else:
+            with pytest.raises(OSError, match="cannot be read"):
+                scrub(machine)
+    lacks = machine.bookie.lacking.of(LedgerId(2))
+    assert [(lack.first, lack.last) for lack in lacks] == ([(10, 19)] if is_damage else [])
+    blocks = store.scrub.counts.blocks
+    assert scrub(machine).directories[0].blocks == blocks + 3, "the next pass goes on"
 
 
 def test_damaged_list_of_what_is_lacking_refuses_to_serve(machine: Machine) -> None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import errno
 import itertools
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
+from bookie_server.storage.fs.vfs import TEMPORARY_SUFFIX
 from bookie_server.storage.ledgers.entry_log import log_ids
+from spark_ledger.limits import KIB
 from spark_ledger.types import BookieStatus
 from tests.unit.bookie_server.storage.ledgers.test_compaction import (
     EVEN,
@@ -59,8 +63,118 @@ def test_log_of_work_that_failed_at_any_step_goes_once_nothing_names_it(
         machine.flush()
         kept = range(40 if work is flush else 30)
         assert machine.held(6) == expected(6, kept)
+        unfinished = [name for name in files.list(EVEN) if name.endswith(TEMPORARY_SUFFIX)]
+        assert not unfinished, f"step {step}: on a full disk each attempt would leave another"
         delete(machine, 4, 6)
         compact(machine)
         index = machine.bookie._storage._stores[0].index
         assert set(log_ids(files, EVEN)) == set(index.log_use() or ()), f"step {step}"
         assert machine.held(8) == expected(8, [0])
+
+
+def small(machine: Machine) -> None:
+    """As ``flush``, with a journal that may have failed."""
+    for ledger_id in (4, 6):
+        machine.start_add(ledger_id, range(30, 40))
+        machine.settle()
+    machine.flush()
+
+
+def large(machine: Machine) -> None:
+    """Runs for run logs and journal, with rolls of both."""
+    for number in range(4):
+        for ledger_id in (4, 6, 5):
+            ids = range(40 + 3 * number, 43 + 3 * number)
+            machine.start_add(ledger_id, ids, size=6 * KIB)
+            machine.start_add(ledger_id + 6, [number], size=3 * KIB)
+            machine.settle()
+    machine.flush()
+
+
+@pytest.mark.parametrize("work", [small, compact, large])
+def test_file_whose_write_or_sync_failed_is_never_written_again(
+    work: Callable[[Machine], None],
+) -> None:
+    """A later sync of it proves nothing of what the failed one covered (rule S3)."""
+    steps_left = 0
+    failed: Path | None = None
+
+    def plan(operation: Operation) -> Fault | None:
+        nonlocal steps_left, failed
+        if operation.path == failed:
+            if operation.kind in {"create", "remove", "rename"}:
+                failed = None  # another file of the name, or none
+            writes = operation.kind in {"pwritev", "fdatasync"}
+            assert not writes, f"step {step}: {operation} behind a failure"
+        if operation.kind in {"pwritev", "fdatasync"}:
+            steps_left -= 1
+            if steps_left == 0:
+                failed = operation.path
+                return Fault(errno.EIO)
+        return None
+
+    for step in itertools.count(1):
+        failed = None
+        files = FaultFileSystem(formatted(), plan)
+        settings = {"entry_log_bytes": 5300, "write_cache_bytes": 1024 * KIB}
+        settings["write_once_bytes"] = 4 * KIB if work is large else 0
+        machine = Machine(files, small_config(**settings))
+        mixed(machine)
+        delete(machine, 2)
+        steps_left = step
+        for _ in range(2):
+            with suppress(OSError):
+                work(machine)
+            machine.settle()
+        with suppress(OSError):
+            machine.bookie.close()
+        if steps_left > 0:
+            break
+    assert step > 5, "there was something to write"
+
+
+@pytest.mark.parametrize("work", [flush, compact])
+def test_failure_behind_which_nothing_can_be_removed_is_the_one_that_is_told(
+    work: Callable[[Machine], None],
+) -> None:
+    """A second error, while what was begun is left, says nothing of the cause; and what stays goes
+    once it can be removed."""
+    steps_left = 0
+    fails = False
+
+    def plan(operation: Operation) -> Fault | None:
+        nonlocal steps_left, fails
+        if not operation.path.is_relative_to(EVEN):
+            return None
+        if operation.kind == "remove" and fails:
+            return Fault(errno.EACCES)
+        if operation.kind in CHANGES - {"remove"}:
+            steps_left -= 1
+            if steps_left == 0:
+                fails = True
+                return Fault(errno.EIO)
+        return None
+
+    for step in itertools.count(1):
+        fails = False
+        files = FaultFileSystem(formatted(), plan)
+        machine = Machine(files, small_config(entry_log_bytes=5300, write_once_bytes=0))
+        mixed(machine)
+        delete(machine, 2)
+        steps_left = step
+        try:
+            work(machine)
+        except OSError as error:
+            assert error.errno == errno.EIO, f"step {step}: {error}"
+            machine.settle()
+        if steps_left > 0:
+            break
+        fails = False
+        assert machine.add(8, [0]) is BookieStatus.OK
+        machine.flush()
+        delete(machine, 4, 6)
+        compact(machine)
+        index = machine.bookie._storage._stores[0].index
+        assert set(log_ids(files, EVEN)) == set(index.log_use() or ()), f"step {step}"
+        assert machine.held(8) == expected(8, [0])
+    assert step > 5, "a commit alone takes five"

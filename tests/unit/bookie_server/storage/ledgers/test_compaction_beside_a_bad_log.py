@@ -1,0 +1,82 @@
+"""One log that cannot be read, given back or removed holds up no other (rules S19, S20 and S25)."""
+
+from __future__ import annotations
+
+import errno
+from typing import NamedTuple
+
+import pytest
+
+from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
+from bookie_server.storage.ledgers.entry_log import log_ids, log_path
+from spark_ledger.limits import KIB
+from tests.unit.bookie_server.storage.ledgers.test_compaction import EVEN, compact, delete, mixed
+from tests.unit.bookie_server.storage.support import Machine, expected, formatted, small_config
+
+BAD = 1
+
+
+class Case(NamedTuple):
+    """``kind`` of operation fails on the first of three logs, with these ledgers deleted."""
+
+    kind: str
+    deleted: tuple[int, ...]
+
+
+CASES = [
+    Case("pread", (2, 4)),
+    Case("open", (2, 4)),
+    Case("open", (2, 4, 6)),
+    Case("remove", (2, 4)),
+    Case("remove", (2, 4, 6)),
+    Case("punch", (2, 4)),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_log_that_fails_at_each_pass_holds_up_no_other_and_goes_once_it_works(case: Case) -> None:
+    """Until the scrub finds it, which may take weeks, each pass would end there."""
+    fails = False
+
+    def plan(operation: Operation) -> Fault | None:
+        is_hit = operation.kind == case.kind and operation.path == log_path(EVEN, BAD)
+        return Fault(errno.EIO) if fails and is_hit else None
+
+    files = FaultFileSystem(formatted(), plan)
+    settings = {"entry_log_bytes": 60 * KIB, "write_cache_bytes": 512 * KIB}
+    machine = Machine(files, small_config(write_once_bytes=0, **settings))
+    mixed(machine, size=2 * KIB)
+    assert log_ids(files, EVEN) == [1, 2, 3]
+    delete(machine, *case.deleted)
+    machine.bookie._storage._stores[0]._reader.close()
+    fails = True
+    for _ in range(2):
+        try:
+            compact(machine)
+        except OSError as error:
+            assert error.errno == errno.EIO
+        assert not {2, 3} & set(log_ids(files, EVEN)), "they are as if the first one were well"
+        if case.kind != "punch":  # what is not given back in place is given back by a copy
+            assert BAD in log_ids(files, EVEN)
+    fails = False
+    compact(machine)
+    assert BAD not in log_ids(files, EVEN)
+    if 6 not in case.deleted:
+        assert machine.held(6) == expected(6, range(30), 2 * KIB)
+    stats = machine.bookie.stats().ledger_storage.compaction
+    assert (stats.removed_logs, stats.last_failure) == (3, "")
+    assert stats.directories[0].damaged_logs == 0, "a disk that failed once is no damage"
+
+
+def test_log_whose_file_header_is_damaged_holds_up_no_other_and_is_counted() -> None:
+    files = formatted()
+    machine = Machine(files, small_config(entry_log_bytes=5300, write_once_bytes=0))
+    mixed(machine)
+    delete(machine, 2, 4)
+    machine.bookie._storage._stores[0]._reader.close()
+    files.damage(log_path(EVEN, BAD), 3, b"#")
+    compact(machine)
+    assert not {2, 3} & set(log_ids(files, EVEN)) and BAD in log_ids(files, EVEN)
+    assert machine.bookie.stats().ledger_storage.compaction.directories[0].damaged_logs == 1
+    compact(machine, full=False)
+    assert machine.bookie.stats().ledger_storage.compaction.last_failure == ""
