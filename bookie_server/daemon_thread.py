@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import sys
@@ -17,7 +18,8 @@ logger = logging.getLogger(__name__)
 
 
 def in_daemon_thread(function: Callable[[], object]) -> asyncio.Future[None]:
-    """Run in a thread that does not keep the process alive."""
+    """Run in a thread that does not keep the process alive. Raises OSError if the process can have
+    no other thread now: who asks a disk expects no other error, and asks again later."""
     loop = asyncio.get_running_loop()
     result: asyncio.Future[None] = loop.create_future()
 
@@ -38,7 +40,10 @@ def in_daemon_thread(function: Callable[[], object]) -> asyncio.Future[None]:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(finish, error)
 
-    threading.Thread(target=work, name="close", daemon=True).start()
+    try:
+        threading.Thread(target=work, name="close", daemon=True).start()
+    except RuntimeError as error:
+        raise OSError(errno.EAGAIN, f"no thread for the disk: {error}") from error
     return result
 
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Final
 
 from bookie_server.collection.collecting import CollectionConfig, Found, Holder, Pass
 from bookie_server.collection.mark import HistoryMark, OnDisk, PassAbortedError, on_disk
@@ -43,6 +44,9 @@ from spark_ledger.tasks import cancel
 from spark_ledger.types import BookieId
 
 logger = logging.getLogger(__name__)
+
+_PASSING: Final = frozenset({Cause.METADATA, Cause.DISK, Cause.CHANGED})
+"""Why a pass ended early that another one may not meet: what the sign told of is still there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +191,10 @@ class LedgerCollector:
                 or (self._is_full() and now >= full_due)
                 or (is_new and now >= sign_due)
             ):
-                self._sign = sign
                 whole = now >= whole_due
                 await self.run_pass(order, whole=whole)
+                if self._cause not in _PASSING:
+                    self._sign = sign
                 if whole and self._cause is None:
                     whole_due = now + self._config.whole_interval_s
                 await self._publish()

@@ -8,13 +8,15 @@ few connections at a time, so that a thousand clients do not make it expensive.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 from bookie_server.service.calls import CallLimits
 from bookie_server.service.guard.beat import call_on_beat
 from bookie_server.service.guard.connections import Connections
-from bookie_server.service.guard.hanging_up import HangUp, Why
+from bookie_server.service.guard.hanging_up import NOTHING_LEFT, HangUp, Why
+from bookie_server.service.guard.log_bound import LogBound
 from bookie_server.service.guard.sockets import Sockets, open_file_count
 from bookie_server.service.guard.strangers import Orders, Strangers
 from spark_ledger.limits.bookie import (
@@ -30,6 +32,9 @@ from spark_ledger.limits.bookie import (
     BOOKIE_STALLED_MESSAGE_S,
     BOOKIE_UNFINISHED_BYTES_MAX,
 )
+
+logger = logging.getLogger(__name__)
+logger.addFilter(LogBound())  # a look that fails is repeated ten times a second
 
 
 class Appending(Protocol):
@@ -124,8 +129,11 @@ class ClientWatch:
             self._look_again()
 
     async def _act(self, suspects: _Suspects) -> None:
-        await self._judge(suspects)
-        await self.make_room(self._port, self._connections_max)
+        try:
+            await self._judge(suspects)
+            await self.make_room(self._port, self._connections_max)
+        except NOTHING_LEFT as error:  # of descriptors or threads: this is who makes room for them
+            logger.warning("connections cannot be looked at: %s", error)
         self._look_again()
 
     async def look(self) -> None:

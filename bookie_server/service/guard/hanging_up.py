@@ -11,12 +11,16 @@ import asyncio
 import logging
 from collections import Counter
 from enum import Enum
+from typing import Final
 
 from bookie_server.service.guard.log_bound import LogBound
 from bookie_server.service.guard.sockets import Sockets
 
 logger = logging.getLogger(__name__)
 logger.addFilter(LogBound())  # any client can cause a line
+
+NOTHING_LEFT: Final = (OSError, RuntimeError)
+"""What the process cannot have now: a descriptor, or, as RuntimeError, another thread."""
 
 
 class Why(Enum):
@@ -48,10 +52,16 @@ class HangUp:
     async def _end(self) -> None:
         """In a thread: to find a socket among ten thousand takes some milliseconds."""
         loop = asyncio.get_running_loop()
-        while self._due:
-            due, self._due = self._due, {}
-            ended = await loop.run_in_executor(None, self._sockets.hang_up, list(due))
-            for peer in ended:
-                self._ended[due[peer].name.lower()] += 1
-                logger.info("hung up on %s: it %s", peer, due[peer].value)
-        self._task = None
+        try:
+            while self._due:
+                due, self._due = self._due, {}
+                try:
+                    ended = await loop.run_in_executor(None, self._sockets.hang_up, list(due))
+                except NOTHING_LEFT as error:  # who is to blame is found again, and ended then
+                    logger.warning("nobody can be hung up on now: %s", error)
+                    continue
+                for peer in ended:
+                    self._ended[due[peer].name.lower()] += 1
+                    logger.info("hung up on %s: it %s", peer, due[peer].value)
+        finally:
+            self._task = None

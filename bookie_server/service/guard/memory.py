@@ -17,6 +17,7 @@ from functools import cache
 from typing import Final
 
 from bookie_server.service.guard.beat import call_on_beat
+from bookie_server.service.guard.hanging_up import NOTHING_LEFT
 from bookie_server.service.guard.log_bound import LogBound
 from spark_ledger.limits import MIB
 from spark_ledger.limits.bookie import (
@@ -167,12 +168,12 @@ class MemoryGuard:
     async def _make_room(self) -> None:
         try:
             await self.look()
-        except OSError as error:
+        except NOTHING_LEFT as error:
             self._failed(error)
         else:
             self._look_again(BOOKIE_MEMORY_INTERVAL_S)
 
-    def _failed(self, error: OSError) -> None:
+    def _failed(self, error: Exception) -> None:
         logger.warning("memory cannot be looked at: %s", error)
         self._look_again(BOOKIE_MEMORY_INTERVAL_S)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from bookie_server import server
+from bookie_server.daemon_thread import in_daemon_thread
 from bookie_server.exit_codes import (
     EXIT_FAILED,
     EXIT_FATAL,
@@ -86,3 +89,21 @@ def test_end_of_the_process_is_bounded_however_the_bookie_ends(
     monkeypatch.setattr(BookieServer, "run", ends)
     assert server.run(cluster.config, at_end=ended.append) == exit_code
     assert ended == [exit_code]
+
+
+def test_disk_work_for_which_there_is_no_thread_is_an_error_that_its_callers_catch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Garbage collection and refetch catch those of a disk, and begin anew later."""
+
+    def none_left(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def main() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", none_left)
+            with pytest.raises(OSError, match="no thread for the disk"):
+                await in_daemon_thread(lambda: None)
+        await in_daemon_thread(lambda: None)
+
+    asyncio.run(main())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -155,6 +157,56 @@ def test_sign_that_cannot_be_read_starts_and_stops_nothing(outcome: Outcome) -> 
         fails = False
         await asyncio.sleep(7)
         assert world.shelf.deleted == [2]
+
+    run(act, interpose)
+
+
+@pytest.mark.parametrize("trouble", ["metadata", "disk", "deletion", "changed"])
+def test_sign_of_a_pass_that_was_ended_early_starts_another_soon(trouble: str) -> None:
+    """Else what was deleted keeps its bytes until the next pass of everyday."""
+    fails = False
+
+    def interpose(_name: str, path: str) -> Fault:
+        hit = fails and trouble == "metadata" and path != DELETIONS_PATH
+        return Fault(Outcome.UNAVAILABLE) if hit else Fault()
+
+    async def act(world: World, collector: LedgerCollector) -> None:
+        nonlocal fails
+
+        def before_delete() -> None:
+            if fails and trouble == "deletion":
+                raise OSError(errno.EIO, "Input/output error")
+
+        async def come_back() -> None:
+            await asyncio.sleep(0.5)
+            await world.name(2)
+
+        fails = True
+        world.why_not = "a disk stalls" if trouble == "disk" else ""
+        world.shelf.before_delete = before_delete
+        await world.delete(2)
+        if trouble == "changed":
+            look = collector._begin
+
+            async def begin(*of: Any, **options: Any) -> Any:
+                begun = await look(*of, **options)
+                task = asyncio.get_running_loop().create_task(come_back())
+                tasks.append(task)
+                return begun
+
+            tasks: list[asyncio.Task[None]] = []
+            collector._begin = begin  # type: ignore[method-assign]
+        await give_sign(world.operator)
+        await asyncio.sleep(8)
+        assert collector.stats()[:2] == (1, 1) and world.shelf.deleted == []
+        fails, world.why_not = False, ""
+        if trouble == "changed":
+            collector._begin = look  # type: ignore[method-assign]
+            await world.delete(2)
+        await asyncio.sleep(30)
+        assert collector.stats().aborted == 1 and world.shelf.deleted == [2]
+        await asyncio.sleep(200)
+        assert collector.stats().passes <= 3, "and no other"
 
     run(act, interpose)
 

@@ -288,3 +288,72 @@ def test_watch_goes_on_where_there_is_no_descriptor_to_count_descriptors(
         world.watch.stop()
 
     asyncio.run(main())
+
+
+NOTHING_LEFT = [
+    OSError(errno.EMFILE, "Too many open files"),
+    RuntimeError("can't start new thread"),
+]
+
+
+@pytest.mark.parametrize("error", NOTHING_LEFT)
+def test_watch_whose_look_fails_once_looks_again(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """It is there for the time in which the process has nothing left."""
+    monkeypatch.setattr(client_watch, "BOOKIE_CONNECTION_LOOK_S", 0.001)
+    monkeypatch.setattr(client_watch, "BOOKIE_STALLED_MESSAGE_S", 0.0)
+
+    async def main() -> None:
+        world = World()
+        world.half("stopped", 60)
+        world.half("another", 10)
+        broken = iter([True, True])
+        received = world.kernel.received
+
+        def fails(peers: Iterable[str]) -> dict[str, int]:
+            if next(broken, False):
+                raise error
+            return received(peers)
+
+        monkeypatch.setattr(world.kernel, "received", fails)
+        world.watch.start(1, 1000)
+        async with asyncio.timeout(10):
+            while not world.ended.by:
+                await asyncio.sleep(0.001)
+        world.watch.stop()
+        assert world.ended.by == {"stopped": Why.UNFINISHED}
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("error", NOTHING_LEFT)
+def test_connection_that_cannot_be_ended_now_is_ended_when_it_is_met_again(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    async def main() -> None:
+        kernel, counts = Kernel(), Counter[str]()
+        ended: list[str] = []
+        fails = True
+
+        def hang_up(peers: Iterable[str]) -> list[str]:
+            if fails:
+                raise error
+            ended.extend(peers)
+            return list(peers)
+
+        monkeypatch.setattr(kernel, "hang_up", hang_up)
+        ends = HangUp(kernel, counts)
+        ends("a", Why.UNREAD)
+        async with asyncio.timeout(10):
+            while ends._task is not None:
+                await asyncio.sleep(0.001)
+        fails = False
+        ends("a", Why.UNREAD)
+        ends("b", Why.IDLE)
+        async with asyncio.timeout(10):
+            while ends._task is not None:
+                await asyncio.sleep(0.001)
+        assert ended == ["a", "b"] and counts == {"unread": 1, "idle": 1}
+
+    asyncio.run(main())

@@ -317,20 +317,25 @@ def test_delay_shorter_than_a_beat_is_kept() -> None:
     assert first <= 0.011 and second <= 0.121 and 0.05 < third <= 0.301
 
 
-def test_guard_that_cannot_ask_the_kernel_once_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bookie that has no descriptor left for a moment must not lose its guard for good."""
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), RuntimeError("no thread")])
+def test_guard_that_cannot_ask_the_kernel_once_looks_again(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """A bookie that has no descriptor left for a moment must not lose its guard for good, nor one
+    that can have no other thread."""
     monkeypatch.setattr(memory, "BOOKIE_MEMORY_INTERVAL_S", 0.001)
 
     async def main() -> None:
         process, broken = Process(90, cuts=1), iter([True, False, True, False])
 
         def used() -> int:
-            if next(broken, False):
-                raise OSError(24, "Too many open files")
+            if isinstance(error, OSError) and next(broken, False):
+                raise error
             return process.used
 
         async def relieve() -> int:
-            used()
+            if next(broken, False):
+                raise error
             return await process.relieve()
 
         guard = MemoryGuard(BUDGET, relieve, lambda _is_short: None, calls=lambda: 0, used=used)
