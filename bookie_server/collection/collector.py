@@ -93,8 +93,9 @@ class LedgerCollector:
         self._reclaimable_bytes = reclaimable_bytes
         self._draw = draw or random.Random()  # noqa: S311 - jitter
         self._mark = HistoryMark(store, bookie_id, files, directory, self._on_disk)
-        self._marked = 0
-        """The new ledgers that the last mark came after."""
+        self._marked = -1
+        """The new ledgers that the last mark came after. None did in this process: the one before
+        may have ended between the last ledger that it took and the mark behind it (rule G4)."""
         self._wanted = asyncio.Event()
         self._handled = ""
         """The order that was followed last; "" before the metadata were asked."""

@@ -105,6 +105,29 @@ def test_new_ledgers_are_marked_soon() -> None:
     run(act)
 
 
+def test_ledgers_that_a_process_took_before_it_died_are_marked_soon_by_the_next() -> None:
+    """Else they would be taken for deleted until the first pass, if an older backup came back."""
+
+    async def act(world: World, collector: LedgerCollector) -> None:
+        await asyncio.sleep(6)
+        await world.make(5)
+        await collector.stop()
+        before = await read_collection(world.operator, BOOKIE)
+        world.new_ledgers = 0
+        again = world.collector()
+        again.start()
+        await asyncio.sleep(6)
+        after = await read_collection(world.operator, BOOKIE)
+        assert before is not None and after is not None
+        assert after.value.mark != before.value.mark
+        await asyncio.sleep(20)
+        last = await read_collection(world.operator, BOOKIE)
+        assert last is not None and last.version == after.version, "and no other one"
+        await again.stop()
+
+    run(act)
+
+
 def test_order_is_followed_at_once_and_once() -> None:
     async def act(world: World, collector: LedgerCollector) -> None:
         await BookieRegistry(world.operator).register(BookieInfo(BOOKIE, "h:1"))
