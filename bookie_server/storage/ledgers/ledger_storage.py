@@ -310,10 +310,11 @@ class LedgerStorage:
         metadata have these ledgers no more, and that their ids are never given again. A journal
         that is replayed after a crash may bring parts of one back: then it is deleted once more.
 
-        Raises OSError or CorruptionError; what was deleted before stays so, and the call is made
-        again.
+        Raises OSError or CorruptionError of the first directory that fails; what was deleted, also
+        in the others, stays so, and the call is made again.
         """
         freed = 0
+        errors: list[OSError | CorruptionError] = []
         by_store: dict[int, list[LedgerId]] = {}
         for ledger_id in ledger_ids:
             by_store.setdefault(self.number_of(ledger_id), []).append(ledger_id)
@@ -329,9 +330,13 @@ class LedgerStorage:
                             gone, use = store.delete_some(left, dead)
                         left, freed = left[gone:], freed + use.byte_count
                     store.space.dead.take_from(dead)  # only now no row names them (rule S25)
+                except (OSError, CorruptionError) as error:
+                    errors.append(error)  # a full disk must not keep what is on the others
                 finally:
                     store.forgotten()
         self.compactor.look_soon()
+        if errors:
+            raise errors[0]
         return freed
 
     def start(self) -> None:

@@ -509,3 +509,32 @@ def test_ledgers_of_both_directories_are_deleted(machine: Machine) -> None:
     delete(machine, 2, 3, 4, 5, 99)
     assert [each.ledger_id for each in machine.bookie.held_ledgers(-1, 9)] == [6, 7]
     assert len(LEDGERS) == 2
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+def test_directory_in_which_nothing_can_be_deleted_keeps_only_its_own(
+    failing: int, error: int
+) -> None:
+    """Else a full disk would hold up the deletions that make room on the others."""
+    fails = False
+
+    def plan(operation: Operation) -> Fault | None:
+        hit = fails and operation.path.is_relative_to(LEDGERS[failing])
+        return Fault(error) if hit else None
+
+    machine = Machine(FaultFileSystem(formatted(), plan), config())
+    for ledger_id in range(2, 8):
+        machine.add(ledger_id, range(3))
+    machine.flush()
+    fails = True
+    with pytest.raises(OSError) as caught:
+        delete(machine, 2, 3, 4, 5)
+    assert caught.value.errno == error
+    left = {2, 3, 4, 5} - {each for each in range(2, 6) if each % 2 != failing}
+    assert {each.ledger_id for each in machine.bookie.held_ledgers(-1, 9)} == left | {6, 7}
+    fails = False
+    delete(machine, 2, 3, 4, 5)
+    assert [each.ledger_id for each in machine.bookie.held_ledgers(-1, 9)] == [6, 7]
+    machine.keys.missing.clear()
+    assert machine.add(2, [0]) is BookieStatus.OK and machine.add(3, [0]) is BookieStatus.OK

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
 from bookie_server.storage.fs.vfs import write_file_durably
 from bookie_server.storage.index.base import BlockLocation, IndexRow
+from bookie_server.storage.ledgers import directory_scrub
 from bookie_server.storage.ledgers.directory_scrub import POSITION_NAME
 from bookie_server.storage.ledgers.directory_space import Stopped
 from bookie_server.storage.ledgers.entry_log import EntryLogReader, block_path
@@ -211,6 +213,23 @@ def test_position_that_cannot_be_read_begins_the_pass_anew(
     assert again.bookie.stats().ledger_storage.scrub.ended_at == 0
     stats = scrub(again)
     assert stats.directories[0].blocks == 4 and stats.ended_at > 0
+
+
+def test_pass_that_cannot_note_how_far_it_is_goes_on_to_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The disk that is full may be the one with damage."""
+    monkeypatch.setattr(directory_scrub, "SCRUB_SAVED_S", 0.0)
+
+    def plan(operation: Operation) -> Fault | None:
+        return Fault(errno.ENOSPC) if operation.path.name.startswith(POSITION_NAME) else None
+
+    machine = Machine(FaultFileSystem(formatted(), plan), CONFIG)
+    for ledger_id in (2, 4):
+        assert machine.add(ledger_id, range(5)) is BookieStatus.OK
+    machine.flush()
+    stats = scrub(machine)
+    assert stats.directories[0].blocks == 2 and stats.ended_at > 0 and not stats.last_failure
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EBADMSG, errno.EUCLEAN, errno.ENOMEM])
