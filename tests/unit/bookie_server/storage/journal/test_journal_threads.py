@@ -123,24 +123,29 @@ def test_file_that_cannot_be_prepared_nor_removed_fails_nobody_and_is_prepared_l
     """A flush prepares it, and every look at the disks: neither may end by it."""
     kinds = {"create", "preallocate", "fdatasync", "rename", "sync_directory"}
     steps_left = 0
+    fails = False
 
     def plan(operation: Operation) -> Fault | None:
-        nonlocal steps_left
-        if steps_left <= 0:
-            return Fault(errno.EACCES) if operation.kind == "remove" and steps_left < 0 else None
+        nonlocal steps_left, fails
+        if operation.kind == "remove" and fails:
+            return Fault(errno.EACCES)
         steps_left -= operation.kind in kinds
-        return Fault(error) if steps_left == 0 else None
+        if steps_left or operation.kind not in kinds:
+            return None
+        fails = True
+        return Fault(error)
 
     writer = Writer(FaultFileSystem(files, plan))
     supply = writer.journal._logs.journal.supply
     for step in range(1, 6):
-        steps_left = step
+        steps_left, fails = step, False
         supply.prepare()
-        assert not supply._spares, f"step {step}"
+        assert fails and not supply._spares, f"step {step}"
         assert bool(supply.refusal) is (error == errno.ENOSPC), f"step {step}"
-    steps_left = -1
-    supply.prepare()
-    steps_left = 0
+        if 1 < step < 5:  # what is in the way cannot be removed
+            supply.prepare()
+            assert not supply._spares
+    fails = False
     supply.prepare()
     assert len(supply._spares) == 1 and not supply.refusal
     writer.write(1)

@@ -16,6 +16,7 @@ from bookie_server.storage.ledgers.compaction import Compactor
 from bookie_server.storage.ledgers.directory_space import DirectorySpace, Stopped
 from bookie_server.storage.ledgers.entry_log import EntryLogReader, EntryLogWriter, log_ids
 from bookie_server.storage.ledgers.lacking import NO_LOG, Lack
+from bookie_server.storage.records import RECORD_HEADER_BYTES
 from spark_ledger.limits import KIB, MIB
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from tests.crash.disk import after_kill
@@ -184,7 +185,7 @@ def test_rotten_block_keeps_its_log_and_is_told_once(
     assert answer.status is BookieStatus.IO_ERROR, "it is not denied"
 
 
-@pytest.mark.parametrize("at", [24, 3])
+@pytest.mark.parametrize("at", [24, 3, RECORD_HEADER_BYTES, RECORD_HEADER_BYTES + 20])
 def test_block_whose_header_is_rotten_keeps_its_log(small: Machine, at: int) -> None:
     mixed(small, rounds=1)
     location = small.bookie._storage._stores[0].index.rows(LedgerId(6))[0].location
