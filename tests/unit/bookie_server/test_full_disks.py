@@ -280,29 +280,6 @@ def test_waiters_of_a_roll_without_space_are_told_and_the_journal_goes_on() -> N
     site.machine.close()
 
 
-def test_journal_whose_disk_fails_when_there_is_room_again_has_failed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It takes no more for want of space first, and for good then: what waits is told so."""
-    site = Site(LAYOUTS[1])
-    site.add(6)
-    exhaust(site)
-    journal, machine = site.machine.bookie._journal, site.machine
-
-    def fails() -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(journal._logs, "roll", fails)
-    journal.look_for_room()
-    assert not machine.bookie.commit_pending()
-    machine.settle()
-    assert len(machine.fatal) == 1 and "Input/output" in (journal.failure or "")
-    assert site.add(6, recovery=True) is BookieStatus.IO_ERROR
-    journal.look_for_room()
-    assert not machine.bookie.commit_pending() and len(machine.fatal) == 1
-    machine.close()
-
-
 def test_start_without_space_for_a_journal_serves_reads_and_writes_nothing() -> None:
     site = Site(LAYOUTS[0])
     for _entry in range(5):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import random
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -213,6 +215,42 @@ def test_position_that_cannot_be_read_begins_the_pass_anew(
     assert again.bookie.stats().ledger_storage.scrub.ended_at == 0
     stats = scrub(again)
     assert stats.directories[0].blocks == 4 and stats.ended_at > 0
+
+
+def test_pass_that_fails_at_any_step_denies_nothing_and_is_ended_by_the_next() -> None:
+    """Between the list, its file and the index there is no moment at which damage is denied."""
+    changes = {"create", "pwritev", "fdatasync", "rename", "sync_directory"}
+    steps_left = 0
+
+    def plan(operation: Operation) -> Fault | None:
+        nonlocal steps_left
+        if operation.kind not in changes or operation.path.name.startswith(POSITION_NAME):
+            return None
+        steps_left -= 1
+        return Fault(errno.EIO) if steps_left == 0 else None
+
+    for step in itertools.count(1):
+        inner = formatted()
+        machine = Machine(FaultFileSystem(inner, plan), CONFIG)
+        for first in (0, 5):
+            assert machine.add(2, range(first, first + 5)) is BookieStatus.OK
+            machine.flush()
+        location = rows_of(machine, 2)[0].location
+        path, at = block_path(EVEN, location), location.offset + RECORD_HEADER_BYTES + 60
+        byte = inner.open(path).pread(1, at)[0]
+        inner.damage(path, at, bytes([byte ^ 4]))
+        steps_left = step
+        with suppress(OSError):
+            scrub(machine)
+        if steps_left > 0:
+            break
+        assert status_of(machine, 2, 0) is BookieStatus.IO_ERROR, f"step {step}"
+        scrub(machine)
+        assert [lack.first for lack in machine.bookie.lacking.of(LedgerId(2))] == [0]
+        assert [row.first_entry for row in rows_of(machine, 2)] == [5], "a copy has room"
+        assert machine.add(2, range(5), recovery=True) is BookieStatus.OK
+        assert machine.held(2) == expected(2, range(10))
+    assert step > 8, "the list takes four steps, the commit some"
 
 
 def test_pass_that_cannot_note_how_far_it_is_goes_on_to_its_end(
