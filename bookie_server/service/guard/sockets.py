@@ -100,7 +100,10 @@ class Sockets:
                 if connection is None or _name(connection) != peer:
                     continue
                 # Of one that was ended gRPC takes a while to notice it: it is gone all the same.
-                state = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
+                try:
+                    state = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
+                except OSError:  # closed meanwhile: the others are looked at all the same
+                    continue
                 if state[0] in _NOT_ENDED_HERE:
                     yield peer, connection
 

@@ -8,6 +8,7 @@ import pytest
 
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
 from bookie_server.storage.ledgers.entry_log import LOG_HEADER_BYTES, log_path
+from spark_ledger.errors import CorruptionError
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieStatus, EntryId
 from tests.unit.bookie_server.storage.support import (
@@ -148,3 +149,24 @@ def test_new_entries_of_a_writer_ask_no_index(
     monkeypatch.setattr(machine.bookie._storage, "run_with", None)
     assert machine.add(7, [2, 3]) is OK
     assert machine.add(7, [7, 9]) is OK
+
+
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), CorruptionError("rotten")])
+def test_entry_that_cannot_be_compared_now_is_refused_and_compared_later(
+    files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    machine = Machine(files)
+    run = make_run(2, range(5))
+    assert send(machine, run)[0] is OK
+    machine.flush()
+
+    def fails(*_of: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(machine.bookie._storage, "run_with", fails)
+        status, message = send(machine, with_other_entry(run, 3))
+        assert status is BookieStatus.IO_ERROR and str(error) in message
+    assert send(machine, with_other_entry(run, 3))[0] is CONFLICT
+    assert send(machine, run)[0] is OK
+    assert machine.bookie.append_bytes_in_flight == 0

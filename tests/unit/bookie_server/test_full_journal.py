@@ -21,11 +21,14 @@ from tests.unit.bookie_server.test_full_disks import LAYOUTS, OK, READ_ONLY, Sit
 
 def test_batch_larger_than_a_file_that_finds_no_room_ends_nothing() -> None:
     """Its blocks are had before it is written: half of it would be a write that failed (S3)."""
-    fails = False
+    allowed = 1000  # the file itself has its blocks, and the batch that is larger gets no more
 
     def plan(operation: Operation) -> Fault | None:
-        hit = fails and operation.kind == "preallocate" and operation.path.parent == JOURNAL
-        return Fault(errno.ENOSPC) if hit else None
+        nonlocal allowed
+        if operation.kind != "preallocate" or operation.path.parent != JOURNAL:
+            return None
+        allowed -= 1
+        return Fault(errno.ENOSPC) if allowed < 0 else None
 
     files = formatted()
     config = small_config(
@@ -33,10 +36,10 @@ def test_batch_larger_than_a_file_that_finds_no_room_ends_nothing() -> None:
     )
     machine = Machine(FaultFileSystem(files, plan), config)
     assert machine.add(2, [0]) is OK
-    fails = True
+    allowed = 1
     assert machine.add(2, range(1, 40), size=3 * KIB) is READ_ONLY
     assert not machine.fatal and machine.bookie._journal.no_room
-    fails = False
+    allowed = 1000
     machine.bookie._journal.look_for_room()
     machine.settle()
     assert machine.add(2, range(1, 40), size=3 * KIB) is OK and not machine.fatal

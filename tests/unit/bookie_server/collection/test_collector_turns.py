@@ -7,11 +7,17 @@ import asyncio
 import pytest
 
 from bookie_server.giving_back import GivingBack
-from spark_ledger.metadata.collection import CollectionOrder, PassReport
+from spark_ledger.errors import ConflictError, LedgerError, NotFoundError
+from spark_ledger.metadata.collection import (
+    CollectionOrder,
+    PassReport,
+    collection_path,
+    write_order,
+)
 from spark_ledger.metadata.ledgers import ledger_path
 from spark_ledger.metadata.memory import Fault
 from spark_ledger.types import BookieStatus, LedgerId
-from tests.unit.bookie_server.collection.cluster import World
+from tests.unit.bookie_server.collection.cluster import BOOKIE, World
 from tests.unit.virtual_time import run_in_virtual_time
 
 
@@ -118,6 +124,49 @@ def test_connection_that_breaks_before_a_copy_goes_keeps_the_copy() -> None:
         report = await world.collector().run_pass(whole=True)
         assert report.deleted == 0 and "the connection to ZooKeeper broke" in report.aborted
         assert world.shelf.deleted == [] and 2 not in world.shelf.giving_back
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize("error", [ConflictError, NotFoundError])
+def test_copy_whose_ledger_changes_in_the_last_moment_stays_and_holds_up_no_other(
+    error: type[LedgerError],
+) -> None:
+    async def main() -> None:
+        def interpose(name: str, path: str) -> Fault:
+            if (name, path) == ("put", ledger_path(LedgerId(2))):
+                raise error("it has just changed")
+            return Fault()
+
+        world = World(interpose)
+        await world.make(*range(1, 10))
+        await world.move(2, 3)
+        report = await world.collector().run_pass(whole=True)
+        assert (report.deleted, report.aborted) == (1, "") and world.shelf.deleted == [3]
+        assert 2 not in world.shelf.giving_back and 3 not in world.shelf.giving_back
+
+    run_in_virtual_time(main())
+
+
+def test_metadata_that_went_back_before_new_ledgers_are_marked_end_nothing() -> None:
+    """The mark between two passes is refused as that of a pass is, and an operator decides."""
+
+    async def main() -> None:
+        world = World()
+        await world.make(*range(1, 10))
+        await world.delete(2)
+        collector = world.collector()
+        collector.start()
+        await asyncio.sleep(6)
+        await world.operator.delete(collection_path(BOOKIE))
+        await world.make(20)
+        await asyncio.sleep(6)
+        assert "does not hold the last note of this bookie" in collector.last_error
+        order = CollectionOrder(token="t", accept_restored=True)
+        await write_order(world.operator, BOOKIE, order)
+        await asyncio.sleep(6)
+        assert world.shelf.deleted == [2] and not collector.last_error
+        await collector.stop()
 
     run_in_virtual_time(main())
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -133,3 +135,40 @@ def test_process_without_a_free_descriptor_looks_again_later(pair: Pair) -> None
     assert found.hang_up([pair.peer]) == []
     fails = False
     assert found.hang_up([pair.peer]) == [pair.peer]
+
+
+@pytest.mark.parametrize("fails", ["getsockopt", "shutdown", "setsockopt"])
+def test_connection_that_closes_meanwhile_keeps_no_other_from_being_looked_at(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """Between finding it and asking for it the kernel may say anything of it."""
+    other = Pair("127.0.0.1")
+    found, gone = Sockets(), other.client.getsockname()[1]
+
+    class Closing(socket.socket):
+        """Of the other one, which closes in this moment."""
+
+        def _closes(self, what: str) -> None:
+            if what == fails and self.getpeername()[1] == gone:
+                raise OSError(errno.ENOTCONN, "closed")
+
+        def getsockopt(self, *of: Any) -> Any:
+            self._closes("getsockopt")
+            return super().getsockopt(*of)
+
+        def setsockopt(self, *of: Any) -> None:
+            self._closes("setsockopt")
+            super().setsockopt(*of)
+
+        def shutdown(self, how: int) -> None:
+            self._closes("shutdown")
+            super().shutdown(how)
+
+    peers = [other.peer, pair.peer]
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "socket", Closing)
+        assert pair.peer in found.received(peers)
+        found.mute(peers)
+        found.unmute(peers)
+        assert pair.peer in found.hang_up(peers)
+    other.close()

@@ -66,17 +66,3 @@ def test_log_that_fails_at_each_pass_holds_up_no_other_and_goes_once_it_works(ca
     stats = machine.bookie.stats().ledger_storage.compaction
     assert (stats.removed_logs, stats.last_failure) == (3, "")
     assert stats.directories[0].damaged_logs == 0, "a disk that failed once is no damage"
-
-
-def test_log_whose_file_header_is_damaged_holds_up_no_other_and_is_counted() -> None:
-    files = formatted()
-    machine = Machine(files, small_config(entry_log_bytes=5300, write_once_bytes=0))
-    mixed(machine)
-    delete(machine, 2, 4)
-    machine.bookie._storage._stores[0]._reader.close()
-    files.damage(log_path(EVEN, BAD), 3, b"#")
-    compact(machine)
-    assert not {2, 3} & set(log_ids(files, EVEN)) and BAD in log_ids(files, EVEN)
-    assert machine.bookie.stats().ledger_storage.compaction.directories[0].damaged_logs == 1
-    compact(machine, full=False)
-    assert machine.bookie.stats().ledger_storage.compaction.last_failure == ""

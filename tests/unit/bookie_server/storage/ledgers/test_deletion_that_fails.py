@@ -13,8 +13,8 @@ from bookie_server.storage.index import lmdb_update
 from bookie_server.storage.index.lmdb_index import LmdbIndex
 from spark_ledger.limits import MIB
 from spark_ledger.types import BookieStatus, LedgerId
-from tests.unit.bookie_server.storage.ledgers.test_deletion import config, delete, fill
-from tests.unit.bookie_server.storage.support import LEDGERS, Machine, formatted
+from tests.unit.bookie_server.storage.ledgers.test_deletion import delete, fill
+from tests.unit.bookie_server.storage.support import LEDGERS, Machine, formatted, small_config
 
 
 def test_ledger_whose_deletion_cannot_be_committed_is_still_known(
@@ -55,7 +55,7 @@ def test_directory_in_which_nothing_can_be_deleted_keeps_only_its_own(
         hit = fails and operation.path.is_relative_to(LEDGERS[failing])
         return Fault(error) if hit else None
 
-    machine = Machine(FaultFileSystem(formatted(), plan), config())
+    machine = Machine(FaultFileSystem(formatted(), plan), small_config())
     for ledger_id in range(2, 8):
         machine.add(ledger_id, range(3))
     machine.flush()
