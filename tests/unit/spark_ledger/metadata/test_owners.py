@@ -146,3 +146,38 @@ def test_owner_that_could_not_be_announced_is_announced_by_the_next_call(outcome
         assert await is_alive(tree.open_session(), await owner.announce())
 
     asyncio.run(main())
+
+
+def test_owner_whose_old_node_goes_while_it_is_looked_at_is_made() -> None:
+    """It was there when the new one was to be made, and gone when its owner was asked for."""
+
+    async def main() -> None:
+        tree = MemoryTree()
+        store, other, old = tree.open_session(), tree.open_session(), tree.open_session()
+        owner = Owner(store)
+        path, is_own = owner_path(owner._node.owner), store.is_own
+
+        async def gone(asked: str) -> bool:
+            tree.end_session(old._session)
+            return await is_own(asked)
+
+        await old.create(path, b"{}", ephemeral=True)
+        store.is_own = gone  # type: ignore[method-assign, assignment]
+        assert await is_alive(other, await owner.announce())
+        await owner.close()
+
+    asyncio.run(main())
+
+
+def test_owner_of_a_closed_store_is_made_no_more() -> None:
+    async def main() -> None:
+        store = MemoryTree().open_session()
+        owner = Owner(store)
+        await owner.announce()
+        await owner.close()
+        await store.close()
+        owner._on_session_lost()  # it was on its way
+        await asyncio.sleep(0.05)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
