@@ -327,12 +327,7 @@ RESET = grpc.aio.AioRpcError(
 
 @pytest.mark.parametrize(
     "end",
-    [
-        grpc.aio.EOF,
-        ENDED,
-        b"\xff\xff not protobuf",
-        RESET,
-    ],
+    [grpc.aio.EOF, ENDED, b"\xff\xff not protobuf", RESET],
     ids=["eof", "ended", "garbage", "reset"],
 )
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
