@@ -101,6 +101,8 @@ class BookieRegistry:
         """The session that the node was made in, as ``_session`` counted."""
         self._published_at = ""
         """The path of the node."""
+        self._withdrawn: BookieInfo | None = None
+        """What was registered last, while a node of it may be there although it was withdrawn."""
         self._lock = asyncio.Lock()
         self._watches: list[Watch] = []
         self._look_again = asyncio.Event()
@@ -168,7 +170,10 @@ class BookieRegistry:
             self._task = asyncio.get_running_loop().create_task(self._keep())
 
     async def deregister(self) -> None:
-        """Withdraw the registration. Idempotent."""
+        """Withdraw the registration. Idempotent; one that failed or was left goes on where it was.
+
+        Raises MetadataUnavailableError, OutcomeUnknownError if no attempt brought a reply.
+        """
         for watch in self._watches:
             watch.cancel()
         self._watches = []
@@ -176,11 +181,12 @@ class BookieRegistry:
             await cancel(self._task)
             self._task = None
         async with self._lock:
-            info, self._info = self._info, None
+            self._withdrawn, self._info = self._info or self._withdrawn, None
             self._published_in = -1
-            if info is not None:
+            if self._withdrawn is not None:
                 for state in BookieState:
-                    await self._remove_own(_path(state, info.bookie_id))
+                    await self._remove_own(_path(state, self._withdrawn.bookie_id))
+                self._withdrawn = None
 
     async def _publish(self) -> None:
         async with self._lock:

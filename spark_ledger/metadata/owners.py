@@ -66,14 +66,17 @@ class Owner:
             if not self._is_announced:
                 if self._watch is None:
                     self._watch = self._store.on_session_lost(self._on_session_lost)
-                for attempt in range(METADATA_ATTEMPTS):
+                unknown = 0
+                while not self._is_announced:
+                    session = self._sessions_lost
                     try:
                         await self._make()
-                        break
                     except OutcomeUnknownError:
-                        if attempt == METADATA_ATTEMPTS - 1:
+                        unknown += 1
+                        if unknown == METADATA_ATTEMPTS:
                             raise
-                self._is_announced = True
+                    else:  # the node of a session that was lost meanwhile is none
+                        self._is_announced = session == self._sessions_lost
         return self._node.owner
 
     async def close(self) -> None:

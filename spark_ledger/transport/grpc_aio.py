@@ -96,6 +96,14 @@ class _Connection:
             self.append_stream.break_off(reason)
         await self.channel.close()
 
+    async def end(self) -> None:
+        """The transport is closed: fail every appender, also those that wait for nothing."""
+        try:
+            if self.append_stream is not None:
+                await self.append_stream.close()
+        finally:
+            await self.channel.close()
+
 
 class GrpcTransport:
     """See ``transport.base.Transport``. ``resolve`` is asked on every use, so it must be cheap."""
@@ -109,6 +117,7 @@ class GrpcTransport:
         self._newest_messages = NewestMessages()
         self._confirmations: dict[BookieId, Confirmations] = {}
         self._closed = False
+        self._ending: asyncio.Task[None] | None = None
         if self._options.keep_memory_bytes:
             keep_freed_memory(self._options.keep_memory_bytes)
 
@@ -320,19 +329,23 @@ class GrpcTransport:
         )
 
     async def close(self) -> None:
-        if self._closed:
-            return
+        """End all connections. A caller that leaves before that is done keeps none of them."""
         self._closed = True
         if os.getpid() != self._process_id:
             return  # the connections are the parent's
-        for connection in self._connections.values():
-            if connection.append_stream is not None:
-                await connection.append_stream.close()
-            await connection.channel.close()
+        if self._ending is None:
+            self._ending = asyncio.get_running_loop().create_task(self._end())
+        await asyncio.shield(self._ending)
+
+    async def _end(self) -> None:
+        """Side by side: whatever fails on the way, or takes its time, holds up no other."""
+        ends = [connection.end() for connection in self._connections.values()]
+        told = [each.close() for each in self._confirmations.values()]
         self._connections.clear()
-        for confirmations in self._confirmations.values():
-            await confirmations.close()
-        await asyncio.gather(*self._closing)
+        ended = await asyncio.gather(*ends, *told, *self._closing, return_exceptions=True)
+        for error in ended:
+            if isinstance(error, BaseException):
+                raise error
 
     # -- connections -------------------------------------------------------------------------------
 

@@ -40,3 +40,7 @@ class Operation:
 
     async def check(self, client: LedgerClient, outcome: Any) -> None:
         """What has to be true whatever came of it."""
+
+    async def again(self, client: LedgerClient) -> None:
+        """The client that met trouble goes on: it has to work as if nothing had happened. Not done
+        with one that was closed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from spark_ledger.client.ledger_client import LedgerClient
@@ -9,6 +10,7 @@ from spark_ledger.client.reader import LedgerReader
 from spark_ledger.errors import (
     LedgerError,
 )
+from spark_ledger.metadata.owners import is_alive
 from spark_ledger.types import LedgerState
 from tests.unit.sweeps.base import Operation
 
@@ -20,7 +22,7 @@ class WriteALedger(Operation):
 
     async def act(self, client: LedgerClient) -> Any:
         writer = await client.create_ledger()
-        self.ledger_id = writer.ledger_id
+        self.ledger_id, self.owner = writer.ledger_id, writer.metadata.owner
         for payload in (b"0", b"1", b"2"):
             await writer.append(payload)
         await writer.close()
@@ -34,6 +36,12 @@ class WriteALedger(Operation):
         assert found == [b"0", b"1", b"2"][: len(found)]
         if isinstance(outcome, int):
             assert len(found) == 3
+
+    async def again(self, client: LedgerClient) -> None:
+        before, began = self.ledger_id, asyncio.get_running_loop().time()
+        assert await self.act(client) > before, "nobody else has its id"
+        assert asyncio.get_running_loop().time() - began < 1.0, "nothing is waited for any more"
+        assert await is_alive(self.world.tree.open_session(), self.owner), "its writer lives"
 
 
 async def payloads(reader: LedgerReader) -> list[bytes]:
@@ -60,6 +68,9 @@ class RecoverALedger(Operation):
         reader = await client.open_ledger(self.ledger_id, recover=True)
         assert await payloads(reader) == [b"0", b"1"]
         assert reader.metadata.state is LedgerState.CLOSED
+
+    async def again(self, client: LedgerClient) -> None:
+        assert await self.act(client) == [b"0", b"1"]
 
 
 class ReplaceABookie(Operation):
@@ -88,6 +99,11 @@ class ReplaceABookie(Operation):
         if outcome is not None and not isinstance(outcome, LedgerError):
             assert len(found) == 2
 
+    async def again(self, client: LedgerClient) -> None:
+        async with await client.create_ledger() as writer:
+            await writer.append(b"0")
+        assert set(client.context.load.values()) <= {0, 1}, "only the failed writer counts"
+
 
 class TailALedger(Operation):
     """Follow a ledger that is closed meanwhile."""
@@ -109,3 +125,20 @@ class TailALedger(Operation):
     async def check(self, client: LedgerClient, outcome: Any) -> None:
         assert not isinstance(outcome, list) or outcome == [b"0", b"1"]
         await self.writer.close()
+
+    async def again(self, client: LedgerClient) -> None:
+        writer = await client.create_ledger()
+        reader = await client.open_ledger(writer.ledger_id)
+        found: list[bytes] = []
+
+        async def follow() -> None:
+            found.extend([entry.payload async for entry in reader.tail()])
+
+        async with asyncio.TaskGroup() as tails:
+            for _two in range(2):
+                tails.create_task(follow())
+            for payload in (b"0", b"1"):
+                await writer.append(payload)
+                await asyncio.sleep(0.1)
+            await writer.close()
+        assert sorted(found) == [b"0", b"0", b"1", b"1"]

@@ -62,6 +62,8 @@ async def _run(
     outcome = await outcome_of(operation.act(client), trouble)
     assert loop.time() - began <= ENDS_WITHIN_S, "it ends"
     await operation.check(healthy, outcome)
+    if trouble.kind is not Kind.CLOSED:
+        await operation.again(client)
     await client.close()
     await world.close()
     for _turn in range(10):

@@ -399,3 +399,37 @@ async def test_answer_that_fails_ends_the_loop_and_one_that_is_cancelled_does_no
     f.loop.feed_answer(late, lambda last: AddAcknowledged(0, BookieId("b0"), EntryId(last)))
     await f.loop.stop()
     assert late.cancelled() and len(f.machine.events) == 1
+
+
+@pytest.mark.parametrize("where", ["machine", "command", "command of the start"])
+def test_crash_of_the_machine_or_of_a_command_ends_the_loop(where: str) -> None:
+    """A machine that met a bug may be in the middle of a step: what it decides then is not safe."""
+
+    async def main() -> None:
+        f = Fixture()
+        f.is_busy = True
+
+        def crash(*_args: object) -> list[Command]:
+            raise ValueError("a bug")
+
+        if where == "machine":
+            f.machine.handle = crash  # type: ignore[method-assign, assignment]
+        else:
+            f.on_perform = crash  # type: ignore[assignment]
+        with pytest.raises(ValueError, match="a bug"):
+            if where == "command of the start":
+                f.loop.start([CloseAppender(0)])
+            else:
+                f.loop.feed(Tick())
+        assert [str(error) for error in f.crashes] == ["a bug"]
+        f.machine.handle = Machine.handle.__get__(f.machine)  # type: ignore[method-assign]
+        f.on_perform = lambda: None
+        fed = len(f.machine.events)
+        f.loop.feed(Tick())
+        f.loop.feed_acknowledgement(acknowledged(0))
+        await asyncio.sleep(3 * MACHINE_TICK_S_MAX)
+        assert len(f.machine.events) == fed and len(f.crashes) == 1
+        assert not f.loop.is_handling
+        await f.loop.stop()
+
+    run_in_virtual_time(main())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from spark_ledger.client import followed
+from spark_ledger.client.entry_batch import EntryBatch
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.reader import LedgerReader
 from spark_ledger.errors import (
@@ -20,7 +22,7 @@ from spark_ledger.errors import (
 from spark_ledger.limits.client import TAIL_ENTRY_BYTES
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
 from spark_ledger.transport.base import LastConfirmed
-from spark_ledger.types import BookieId, BookieStatus, EntryId, Fragment
+from spark_ledger.types import BookieId, BookieStatus, Entry, EntryId, Fragment, LedgerId
 from spark_ledger.wire.frame import HmacDigest
 from tests.unit.spark_ledger.client.tails import (
     TAILS,
@@ -356,5 +358,68 @@ def test_poll_is_shared_by_those_who_would_ask_the_same(
         calls = [ledger.poll(tail, wait) for tail, wait in zip(tails, (10.0, wait_s), strict=True)]
         assert (calls[0] is calls[1]) == shares
         await asyncio.gather(*(call.result() for call in set(calls)))
+
+    run(test)
+
+
+class Reading(Waiting):
+    """A tail whose reader brings entries one by one, or fails."""
+
+    def __init__(self, *, fails: bool) -> None:
+        super().__init__("abc", 5)
+        self.following = 0
+        self.fails = fails
+        self.reads = 0
+
+    async def read_batches(
+        self, first: int, last: int, *, unconfirmed: bool = False
+    ) -> AsyncGenerator[EntryBatch, None]:
+        self.reads += 1
+        await asyncio.sleep(1.0)
+        if self.fails:
+            raise BookieUnavailableError("its metadata name bookies that have gone")
+        for entry_id in range(first, last + 1):
+            yield EntryBatch.of([Entry(LedgerId(1), EntryId(entry_id), b"x", EntryId(-1), 1)])
+
+
+@pytest.mark.parametrize("fails", [(True, False), (False, True), (True, True), (False, False)])
+def test_read_that_fails_for_all_is_made_by_each_alone(fails: tuple[bool, bool]) -> None:
+    """A tail whose reader knows newer metadata has nothing of the error of another."""
+
+    async def test(world: World) -> None:
+        ledger = followed.FollowedLedger()
+        tails: list[Any] = [Reading(fails=each) for each in fails]
+        for tail in tails:
+            ledger.add(tail)
+
+        async def read(tail: Any) -> list[int]:
+            found: list[int] = []
+            async for batch in ledger.read(tail, tail.following, 5):
+                found += [int(entry.entry_id) for entry in batch]
+                tail.following = batch.last_entry + 1
+            return found
+
+        found = await asyncio.gather(*map(read, tails), return_exceptions=True)
+        for each, brought in zip(fails, found, strict=True):
+            if each and fails[0]:
+                assert isinstance(brought, BookieUnavailableError)
+            else:
+                assert brought == list(range(6))
+        if not any(fails):
+            assert sum(tail.reads for tail in tails) == 1
+
+    run(test)
+
+
+def test_call_that_is_cancelled_ends_the_wait_of_all() -> None:
+    """As at the end of the application's loop."""
+
+    async def test(world: World) -> None:
+        call = followed.SharedCall(asyncio.sleep(1000.0))
+        waiting = [asyncio.ensure_future(call.result()) for _ in range(2)]
+        await asyncio.sleep(0)
+        call._task.cancel()
+        ended = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 1.0)
+        assert [type(each) for each in ended] == [asyncio.CancelledError] * 2
 
     run(test)

@@ -220,3 +220,22 @@ def test_bookie_that_fails_seldom_is_not_in_quarantine() -> None:
         await suspects.close()
 
     run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize("how", ["with the first", "cancelled"])
+def test_who_leaves_before_all_have_answered_leaves_no_task(how: str) -> None:
+    """Each would wait as long as a silent bookie is waited for, for everybody who ever asked."""
+
+    async def main() -> None:
+        suspects = Suspects(Probed("b00"))
+        before = asyncio.all_tasks()
+        asking = asyncio.ensure_future(first_of(suspects, bookies(3)))
+        await asyncio.sleep(0)
+        if how == "cancelled":
+            asking.cancel()
+        await asyncio.wait([asking])
+        running = asyncio.all_tasks() - before - set(suspects._probes.values())
+        assert running == set(), "the questions go on, for others"
+        await suspects.close()
+
+    run_in_virtual_time(main())

@@ -104,7 +104,10 @@ def test_tail_that_begins_while_zookeeper_is_away_delivers() -> None:
     run(test)
 
 
-def test_tail_waits_for_metadata_of_bookies_that_it_does_not_know() -> None:
+@pytest.mark.parametrize("denied", [False, True])
+def test_tail_waits_for_metadata_of_bookies_that_it_does_not_know(denied: bool) -> None:
+    """Those that it knows are gone, or are back without what was written meanwhile."""
+
     async def test(world: World) -> None:
         writer = await (await world.client(explicit_lac_delay_s=0.01)).create_ledger()
         await writer.append(b"0")
@@ -119,6 +122,10 @@ def test_tail_waits_for_metadata_of_bookies_that_it_does_not_know() -> None:
         while set(writer.metadata.last_fragment.bookies) & set(old[:2]):
             await writer.append(b"change")
             await asyncio.sleep(0.01)
+        if denied:
+            for name in old[:2]:
+                world.bookies[name].ledgers[writer.ledger_id].entries.pop(1, None)
+                world.revive(name)
         world.bookies[old[2]].ledgers[writer.ledger_id].entries.pop(1, None)
         count = writer.last_add_pushed + 1
         await asyncio.sleep(1.0)

@@ -173,6 +173,8 @@ class FakeKazoo:
         self.connected = False
         self.client_state: str = KeeperState.CONNECTING
         self.client_id: tuple[int, bytes] | None = None
+        self.last_zxid = 0
+        """The last change that it has seen."""
         self.data_watches: dict[str, set[Callable[[Any], None]]] = {}
         self.child_watches: dict[str, set[Callable[[Any], None]]] = {}
         self._listeners: list[Callable[[str], None]] = []

@@ -6,6 +6,7 @@ import asyncio
 
 from spark_ledger.metadata.deletions import DELETIONS_PATH, Deletions, give_sign, read_sign
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, MemoryTree, Outcome
+from tests.unit.cut_off import cut_off, cut_off_at_each_wait
 from tests.unit.virtual_time import run_in_virtual_time
 
 
@@ -73,5 +74,22 @@ def test_sign_of_two_at_once_is_one_sign() -> None:
         for each in (0, 1):
             await asyncio.gather(*map(give_sign, stores))
             assert await read_sign(stores[0]) >= each
+
+    run_in_virtual_time(main())
+
+
+def test_close_that_is_left_at_any_moment_leaves_nothing_behind() -> None:
+    async def one(wait: int) -> bool:
+        deletions = Deletions(MemoryMetadataStore(interpose=lambda *_: Fault(delay_s=1e6)))
+        before = asyncio.all_tasks()
+        deletions.note()
+        was_cut = await cut_off(deletions.close(), wait)
+        deletions.note()
+        await asyncio.sleep(10.0)
+        assert asyncio.all_tasks() == before
+        return was_cut
+
+    async def main() -> None:
+        await cut_off_at_each_wait(one)
 
     run_in_virtual_time(main())

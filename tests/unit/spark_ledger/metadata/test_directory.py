@@ -13,10 +13,12 @@ import pytest
 from spark_ledger.errors import ConfigurationError, MetadataUnavailableError
 from spark_ledger.limits.metadata import DIRECTORY_JITTER_S, DIRECTORY_REFRESH_S
 from spark_ledger.metadata.bookies import BookieRegistry
+from spark_ledger.metadata.cluster import CLUSTER_PATH, ensure_cluster_node
 from spark_ledger.metadata.codec import encode_bookie
 from spark_ledger.metadata.directory import BookieDirectory
 from spark_ledger.metadata.memory import Fault, MemoryTree, Outcome
-from spark_ledger.types import BookieId, BookieInfo, BookieState, Versioned
+from spark_ledger.types import BookieId, BookieInfo, BookieState, PlacementPolicy, Versioned
+from tests.unit.cut_off import cut_off, cut_off_at_each_wait
 from tests.unit.virtual_time import run_in_virtual_time
 
 pytestmark = pytest.mark.leaves_open(
@@ -370,3 +372,56 @@ def test_change_that_could_not_be_read_is_read_the_next_time() -> None:
     while asyncio.run(scenario(failing)):
         failing += 1
     assert failing > 3, "names of both states, and registrations"
+
+
+@pytest.mark.usefixtures("at_once")
+def test_refresh_that_is_left_at_any_moment_hides_no_change() -> None:
+    """It had taken note of a change, and left before it had read it."""
+
+    async def one(wait: int) -> bool:
+        tree = MemoryTree()
+        directory = BookieDirectory(BookieRegistry(tree.open_session()))
+        await directory.start()
+        other = BookieRegistry(tree.open_session())
+        await other.register(bookie("a"))
+        was_cut = await cut_off(directory.refresh(all_again=True), wait)
+        await asyncio.sleep(5.0)
+        assert directory.all() == [bookie("a")]
+        changed = replace(bookie("a"), address="moved:1")
+        await other.register(changed)
+        await directory.refresh(all_again=True)
+        assert directory.all() == [changed]
+        await directory.close()
+        await other.deregister()
+        return was_cut
+
+    async def main() -> None:
+        await cut_off_at_each_wait(one)
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize("data", [b"{", b'{"format_version": 99}', None])
+def test_policy_that_cannot_be_read_stays_as_it_was_and_the_bookies_are_read(
+    data: bytes | None,
+) -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        store = tree.open_session()
+        await ensure_cluster_node(store)
+        directory = BookieDirectory(BookieRegistry(store))
+        await directory.start()
+        directory.policy = PlacementPolicy(min_racks=2)
+        other = BookieRegistry(tree.open_session())
+        await other.register(bookie("a"))
+        if data is None:
+            await store.delete(CLUSTER_PATH)
+        else:
+            await store.put(CLUSTER_PATH, data, (await store.get(CLUSTER_PATH)).version)
+        await directory.refresh(all_again=True)
+        assert directory.all() == [bookie("a")]
+        assert directory.policy == PlacementPolicy(min_racks=2)
+        await directory.close()
+        await other.deregister()
+
+    run_in_virtual_time(main())

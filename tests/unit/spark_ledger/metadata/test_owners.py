@@ -61,14 +61,15 @@ def test_owner_after_a_lost_session_is_there_again_under_its_name() -> None:
     asyncio.run(main())
 
 
-def test_owner_whose_session_is_lost_while_it_is_made_again_is_made_once_more() -> None:
-    """The node was made, and went with its session before the reply was there."""
+@pytest.mark.parametrize("is_first", [False, True])
+def test_owner_whose_session_is_lost_while_it_is_made_is_made_once_more(is_first: bool) -> None:
+    """The node was made, and went with its session before the reply was there: of the first node
+    nobody was told, and the ledgers of that connection named an owner that was none."""
 
     async def main() -> None:
         tree = MemoryTree()
         store, other = tree.open_session(), tree.open_session()
         owner = Owner(store)
-        name = await owner.announce()
         create, expirations = store.create, 2
 
         async def create_and_expire(*args: Any, **kwargs: Any) -> None:
@@ -79,9 +80,14 @@ def test_owner_whose_session_is_lost_while_it_is_made_again_is_made_once_more() 
                 store.expire()
                 await asyncio.sleep(0.01)  # the notice is here before the reply
 
-        store.create = create_and_expire  # type: ignore[method-assign]
-        store.expire()
-        await until_alive(other, name)
+        if is_first:
+            store.create = create_and_expire  # type: ignore[method-assign]
+            assert await is_alive(other, await owner.announce())
+        else:
+            name = await owner.announce()
+            store.create = create_and_expire  # type: ignore[method-assign]
+            store.expire()
+            await until_alive(other, name)
         assert expirations == 0
         await owner.close()
 
@@ -138,5 +144,40 @@ def test_owner_that_could_not_be_announced_is_announced_by_the_next_call(outcome
             await owner.announce()
         store.interpose = None
         assert await is_alive(tree.open_session(), await owner.announce())
+
+    asyncio.run(main())
+
+
+def test_owner_whose_old_node_goes_while_it_is_looked_at_is_made() -> None:
+    """It was there when the new one was to be made, and gone when its owner was asked for."""
+
+    async def main() -> None:
+        tree = MemoryTree()
+        store, other, old = tree.open_session(), tree.open_session(), tree.open_session()
+        owner = Owner(store)
+        path, is_own = owner_path(owner._node.owner), store.is_own
+
+        async def gone(asked: str) -> bool:
+            tree.end_session(old._session)
+            return await is_own(asked)
+
+        await old.create(path, b"{}", ephemeral=True)
+        store.is_own = gone  # type: ignore[method-assign, assignment]
+        assert await is_alive(other, await owner.announce())
+        await owner.close()
+
+    asyncio.run(main())
+
+
+def test_owner_of_a_closed_store_is_made_no_more() -> None:
+    async def main() -> None:
+        store = MemoryTree().open_session()
+        owner = Owner(store)
+        await owner.announce()
+        await owner.close()
+        await store.close()
+        owner._on_session_lost()  # it was on its way
+        await asyncio.sleep(0.05)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(main())

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 
 from spark_ledger.errors import (
+    BookieReplacedError,
     ConfigurationError,
     ConflictError,
     CorruptionError,
@@ -16,11 +18,13 @@ from spark_ledger.errors import (
     UnauthorizedError,
 )
 from spark_ledger.metadata import bookies
+from spark_ledger.metadata.base import Put
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.cluster import CLUSTER_PATH
 from spark_ledger.metadata.memory import Fault, MemoryTree, Outcome
 from spark_ledger.metadata.zookeeper.store import ZooKeeperStore
 from spark_ledger.types import BookieId, BookieInfo, BookieState
+from tests.unit.cut_off import cut_off, cut_off_at_each_wait
 from tests.unit.spark_ledger.metadata.fake_zookeeper import FakeServer, Run, run
 from tests.unit.virtual_time import run_in_virtual_time
 
@@ -180,5 +184,123 @@ def test_cookie_that_is_made_again_with_the_same_bytes_is_the_same() -> None:
         await registry.create_cookie(B, b"of this one")
         with pytest.raises(ConflictError, match="is taken in this cluster"):
             await registry.create_cookie(B, b"of another")
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize("outcome", [Outcome.LOST_REQUEST, Outcome.LOST_REPLY, Outcome.UNAVAILABLE])
+def test_registration_that_meets_trouble_anywhere_is_what_was_said_last(outcome: Outcome) -> None:
+    """A reply that is lost once is no error, and after an outage the same step works again."""
+    steps = [
+        INFO,
+        replace(INFO, free_bytes=1),
+        replace(INFO, state=BookieState.READ_ONLY),
+        replace(INFO, free_bytes=2),
+        None,
+    ]
+
+    async def meets(at: int) -> bool:
+        operations, refused = 0, False
+
+        def interpose(name: str, _path: str) -> Fault:
+            nonlocal operations, refused
+            operations += 1
+            refused = refused or operations == at
+            is_write = name in ("create", "put", "delete")
+            if operations != at or not (is_write or outcome is Outcome.UNAVAILABLE):
+                return Fault()
+            return Fault(outcome)
+
+        tree = MemoryTree()
+        registry = BookieRegistry(tree.open_session(interpose=interpose))
+        others = BookieRegistry(tree.open_session())
+        for info in steps:
+            for attempt in (1, 2):
+                try:
+                    await (registry.deregister() if info is None else registry.register(info))
+                    break
+                except MetadataUnavailableError:
+                    assert attempt == 1 and outcome is Outcome.UNAVAILABLE
+            assert await others.list() == ([] if info is None else [info])
+            assert registry.registered is (info is not None)
+        return refused
+
+    async def main() -> None:
+        await cut_off_at_each_wait(meets)
+
+    run_in_virtual_time(main())
+
+
+def test_registration_that_is_changed_under_its_change_is_what_was_said_last() -> None:
+    """By an earlier write of the same bookie, that came late."""
+
+    async def main() -> None:
+        tree = MemoryTree()
+        late = 2
+
+        def interpose(name: str, path: str) -> Fault:
+            nonlocal late
+            if name == "put" and late:
+                late -= 1
+                found = tree.get(path)
+                tree.apply([Put(path, b"late", found.version)])
+            return Fault()
+
+        registry = BookieRegistry(tree.open_session(interpose=interpose))
+        await registry.register(INFO)
+        changed = replace(INFO, free_bytes=1)
+        await registry.register(changed)
+        assert not late and await registry.list() == [changed]
+        await registry.deregister()
+
+    run_in_virtual_time(main())
+
+
+def test_registration_of_a_closed_store_is_looked_after_no_more() -> None:
+    async def main() -> None:
+        store = MemoryTree().open_session()
+        registry = BookieRegistry(store)
+        await registry.register(INFO)
+        before = asyncio.all_tasks()
+        for watch in registry._watches:
+            watch.cancel()
+        await store.close()
+        registry._look_again.set()
+        await asyncio.sleep(1.0)
+        assert len(before) - len(asyncio.all_tasks()) == 1, "its task has ended"
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize("how", ["left", "taken", "unavailable"])
+def test_wait_for_a_place_that_does_not_succeed_watches_no_more(how: str) -> None:
+    async def one(wait: int) -> bool:
+        tree = MemoryTree()
+        other = BookieRegistry(tree.open_session())
+        await other.register(INFO)
+        operations = 0
+
+        def interpose(_name: str, _path: str) -> Fault:
+            nonlocal operations
+            operations += 1
+            fails = how == "unavailable" and operations == wait
+            return Fault(Outcome.UNAVAILABLE if fails else Outcome.NORMAL)
+
+        registry = BookieRegistry(tree.open_session(interpose=interpose), session_timeout_s=5.0)
+        waiting = registry.wait_until_vacant(B)
+        if how == "left":
+            was_cut = False
+            with suppress(BookieReplacedError):
+                was_cut = await cut_off(waiting, wait)
+        else:
+            with pytest.raises((BookieReplacedError, MetadataUnavailableError)):
+                await waiting
+            was_cut = how == "unavailable" and operations >= wait
+        await other.deregister()
+        assert tree._watches == {}
+        return was_cut
+
+    async def main() -> None:
+        await cut_off_at_each_wait(one)
 
     run_in_virtual_time(main())

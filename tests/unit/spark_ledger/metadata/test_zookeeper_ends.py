@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from threading import Thread
-from typing import cast
+from typing import Any, cast
 
 import pytest
-from kazoo.handlers.threading import AsyncResult, SequentialThreadingHandler
+from kazoo import exceptions as kz
+from kazoo.handlers.threading import (
+    AsyncResult,
+    KazooTimeoutError,
+    SequentialThreadingHandler,
+)
 
 from spark_ledger.errors import ConfigurationError, MetadataUnavailableError
 from spark_ledger.metadata.cluster import CLUSTER_PATH
@@ -17,7 +22,7 @@ from spark_ledger.metadata.zookeeper.kazoo_api import Client
 from spark_ledger.metadata.zookeeper.restored import newest_change
 from spark_ledger.metadata.zookeeper.store import ZooKeeperStore
 from spark_ledger.types import Versioned
-from tests.unit.spark_ledger.metadata.fake_zookeeper import FakeServer, Run, run
+from tests.unit.spark_ledger.metadata.fake_zookeeper import FakeKazoo, FakeServer, Run, run
 
 __all__ = ["run"]
 
@@ -160,3 +165,61 @@ def test_missing_node_has_no_children_and_no_number(run: Run) -> None:
         assert await store.listing("n") == Versioned([], 0)
 
     run(scenario)
+
+
+@pytest.mark.parametrize("fails_at", ["start", "sync_async", "exists_async", "stop", "close"])
+@pytest.mark.parametrize(
+    "error",
+    [kz.ConnectionLoss(), kz.NoAuthError(), OSError("too many open files"), KazooTimeoutError()],
+)
+def test_probe_that_fails_anywhere_is_ended_and_says_nothing(
+    error: Exception, fails_at: str
+) -> None:
+    """Else its session and its thread stay, one for each look at an outage."""
+    handler = SequentialThreadingHandler()
+    called: list[str] = []
+
+    class Probe:
+        last_zxid = 7
+
+        def __init__(self) -> None:
+            self.handler = handler
+
+        def __getattr__(self, name: str) -> Any:
+            def call(*_args: Any, **_options: Any) -> AsyncResult:
+                called.append(name)
+                if name == fails_at and not (
+                    name in ("stop", "close") and isinstance(error, KazooTimeoutError)
+                ):
+                    raise error
+                result = AsyncResult(handler)
+                result.set(None)
+                return result
+
+            return call
+
+    found = newest_change(cast(Client, Probe()), "/")
+    assert found == (7 if fails_at in ("stop", "close") else None)
+    assert called[-2:] == ["stop", "close"]
+
+
+def test_root_that_another_client_makes_at_the_same_time_is_fine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        server = FakeServer()
+        monkeypatch.setattr(session, "KazooClient", server.client)
+        exists = FakeKazoo.exists_async
+
+        def made_behind(client: FakeKazoo, path: str, watch: Any = None) -> Any:
+            answer = exists(client, path, watch)
+            if path not in server.nodes:
+                server.create(path, b"")
+            return answer
+
+        monkeypatch.setattr(FakeKazoo, "exists_async", made_behind)
+        store = await open_store("zk://h:1/a/b")
+        assert await store.children("n") == []
+        await store.close()
+
+    asyncio.run(main())

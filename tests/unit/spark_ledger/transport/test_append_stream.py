@@ -319,16 +319,15 @@ async def test_a_refusal_is_reported_once(f: Fixture) -> None:
     assert len(f.call.messages) == 1
 
 
+ENDED = asyncio.InvalidStateError("ended")
+RESET = grpc.aio.AioRpcError(
+    grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "reset"
+)
+
+
 @pytest.mark.parametrize(
     "end",
-    [
-        grpc.aio.EOF,
-        asyncio.InvalidStateError("ended"),
-        b"\xff\xff not protobuf",
-        grpc.aio.AioRpcError(
-            grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "reset"
-        ),
-    ],
+    [grpc.aio.EOF, ENDED, b"\xff\xff not protobuf", RESET],
     ids=["eof", "ended", "garbage", "reset"],
 )
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -455,3 +454,46 @@ async def test_stall_is_a_note_and_the_appender_goes_on(f: Fixture) -> None:
     f.call.answer(appender.tag, 0)
     await settle()
     assert [result.status for result in f.results] == [BookieStatus.STALLED, BookieStatus.OK]
+
+
+@pytest.mark.parametrize("where", ["open", "connect", "write", "second write"])
+@pytest.mark.parametrize(
+    "error", [asyncio.InvalidStateError("ended"), RESET], ids=["ended", "reset"]
+)
+def test_call_that_ends_under_the_sender_fails_what_is_outstanding(
+    error: Exception, where: str
+) -> None:
+    """And is no bug of ours, which the application's loop is told of."""
+    errors: list[object] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, seen: errors.append(seen))
+        f = Fixture()
+
+        async def fails(*_message: object) -> None:
+            raise error
+
+        def opens() -> AppendCall:
+            raise error
+
+        if where == "open":
+            f.stream._open_call = opens
+        elif where == "connect":
+            f.call.wait_for_connection = fails  # type: ignore[method-assign]
+        elif where == "write":
+            f.call.write = fails  # type: ignore[method-assign, assignment]
+        appender = f.open()
+        appender.send(make_run(4))
+        await settle()
+        if where == "second write":
+            assert f.results == []
+            f.call.write = fails  # type: ignore[method-assign, assignment]
+            appender.send(make_run(5))
+            await settle()
+        assert [(r.status, r.last_entry) for r in f.results] == [(BookieStatus.UNAVAILABLE, 4)]
+        assert "internal error" not in f.results[0].message
+        assert f.stream.is_broken and f.stream.bytes_in_flight == 0
+        await f.stream.close()
+
+    asyncio.run(main())
+    assert errors == []

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 
 import pytest
 
@@ -18,6 +18,7 @@ from spark_ledger.runs import EntryRun
 from spark_ledger.transport.base import AddResult
 from spark_ledger.transport.grpc_aio import GrpcTransport
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
+from tests.unit.cut_off import cut_off, cut_off_at_each_wait
 
 BOOKIE = BookieId("b1")
 LEDGER = LedgerId(1)
@@ -121,5 +122,76 @@ def test_connection_that_is_given_up_fails_what_is_on_it() -> None:
                 ]
                 await transport.close()
                 await moved
+
+    asyncio.run(main())
+
+
+@contextmanager
+def used() -> Iterator[tuple[GrpcTransport, list[AddResult], list[asyncio.Future[BookieStatus]]]]:
+    """A transport to two mute bookies, each with an append and a telling on its way: the transport,
+    what becomes of the appends, and of the tellings."""
+    with ExitStack() as listening:
+        ports = {}
+        for name in ("b1", "b2"):
+            server = listening.enter_context(socket.create_server(("127.0.0.1", 0)))
+            ports[BookieId(name)] = server.getsockname()[1]
+        transport = GrpcTransport(lambda bookie_id: f"127.0.0.1:{ports[bookie_id]}")
+        results: list[AddResult] = []
+        told = []
+        for bookie_id in ports:
+            appender = transport.open_appender(
+                bookie_id, LEDGER, access_key=b"", recovery=False, on_result=results.append
+            )
+            appender.send(EntryRun(LEDGER, EntryId(0), None, [100], bytes(100)))
+            told.append(
+                transport.write_last_confirmed(bookie_id, LEDGER, EntryId(1), timeout_s=PATIENCE_S)
+            )
+        yield transport, results, told
+
+
+async def assert_ended(
+    results: list[AddResult], told: list[asyncio.Future[BookieStatus]], before: set[object]
+) -> None:
+    """Within much less time than a connection to a mute host takes to break by itself."""
+    done, waiting = await asyncio.wait(told, timeout=1.0)
+    assert not waiting, "who tells is told"
+    assert {each.result() for each in done} == {BookieStatus.UNAVAILABLE}
+    assert sorted(each.bookie_id for each in results) == ["b1", "b2"]
+    async with asyncio.timeout(10):
+        while asyncio.all_tasks() - before:
+            await asyncio.sleep(0.01)
+
+
+def test_close_of_a_transport_that_is_left_at_any_moment_ends_every_connection() -> None:
+    """It ended the one that it was at, and the others spoke on until their process ended."""
+
+    async def one(wait: int) -> bool:
+        before: set[object] = {*asyncio.all_tasks()}
+        with used() as (transport, results, told):
+            await asyncio.sleep(0.05)
+            was_cut = await cut_off(transport.close(), wait)
+            await assert_ended(results, told, before)
+            await transport.close()
+            return was_cut
+
+    asyncio.run(cut_off_at_each_wait(one))
+
+
+def test_connection_that_cannot_be_closed_holds_up_no_other() -> None:
+    async def main() -> None:
+        before: set[object] = {*asyncio.all_tasks()}
+        with used() as (transport, results, told):
+            await asyncio.sleep(0.05)
+            connection = transport._connections[BookieId("b1")]
+            close = connection.channel.close
+
+            async def close_and_fail() -> None:
+                await close()
+                raise OSError("out of memory")
+
+            connection.channel.close = close_and_fail  # type: ignore[method-assign, assignment]
+            with pytest.raises(OSError, match="out of memory"):
+                await transport.close()
+            await assert_ended(results, told, before)
 
     asyncio.run(main())

@@ -151,3 +151,19 @@ async def test_close_waits_for_the_calls() -> None:
     bookie.go_on()
     await closing
     assert told.done()
+
+
+@in_virtual_time
+async def test_call_that_is_cancelled_cancels_its_tellings_and_no_others() -> None:
+    """As at the end of the application's loop: who tells does not wait for ever."""
+    bookie = Bookie()
+    bookie.holds = True
+    told = [bookie.tell(1), bookie.tell(2)]
+    await settle()
+    (call,) = bookie.confirmations._calls
+    later = bookie.tell(3)
+    call.cancel()
+    await asyncio.wait(told, timeout=1.0)
+    assert all(each.cancelled() for each in told)
+    bookie.go_on()
+    assert await later is FENCED

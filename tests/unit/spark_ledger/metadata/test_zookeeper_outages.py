@@ -1,0 +1,175 @@
+"""The ZooKeeper store while no connection comes back: was the server restored from a backup?
+
+It refuses whoever has seen later changes, without a word: a fresh client has to look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from threading import Event
+
+import pytest
+
+from spark_ledger.metadata.zookeeper import session
+from spark_ledger.metadata.zookeeper.store import ZooKeeperStore
+from tests.unit.spark_ledger.metadata.fake_zookeeper import FakeKazoo, FakeServer, Run, run
+from tests.unit.spark_ledger.metadata.test_zookeeper_sessions import eventually, settle
+
+__all__ = ["run"]
+
+SEEN = 100
+"""The last change that the client has seen."""
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> list[int | Exception | None]:
+    """The newest changes that probes find, one after the other; an error is raised."""
+    found: list[int | Exception | None] = []
+
+    def newest_change(_client: object, _path: str) -> int | None:
+        answer = found.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(session, "newest_change", newest_change)
+    monkeypatch.setattr(session, "ZOOKEEPER_PROBE_AFTER_S", 0.005)
+    return found
+
+
+def cut(server: FakeServer) -> None:
+    """The connection breaks, and none comes back."""
+    server.clients[0].last_zxid = SEEN
+    server.clients[0].break_connection()
+
+
+@pytest.mark.parametrize("before", [[], [None], [SEEN, None, SEEN + 1]])
+def test_store_that_went_back_is_found_out_however_often_nothing_was_found_before(
+    run: Run, answers: list[int | Exception | None], before: list[int | None]
+) -> None:
+    async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        lost: list[int] = []
+        watched: list[int] = []
+        store.on_session_lost(lambda: lost.append(1))
+        store.watch("n", lambda: watched.append(1))
+        connections = store.connections
+        answers.extend([*before, SEEN - 1])
+        cut(server)
+        await eventually(lambda: store.connections > connections)
+        await settle()
+        assert "restored from a backup" in store.restored
+        assert lost == [1], "nodes of the session are gone"
+        assert watched == [1], "what was read may be out of date"
+        first, *_, last = server.clients
+        assert first.is_stopped and not first.connected
+        assert last.connected and not last.is_stopped
+        server.create("/root/n", b"now")
+        assert (await store.get("n")).value == b"now", "it goes on"
+        await settle()
+        assert watched == [1, 1]
+
+    run(scenario)
+
+
+def test_server_that_comes_back_with_all_that_was_seen_was_not_restored(
+    run: Run, answers: list[int | Exception | None]
+) -> None:
+    async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        answers.extend([None, SEEN, SEEN + 5])
+        cut(server)
+        await eventually(lambda: not answers)
+        server.clients[0].connect()
+        await asyncio.sleep(0.05)
+        assert store.restored == ""
+        assert not server.clients[0].is_stopped
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("comes", ["connection", "close", "other client"])
+def test_answer_that_comes_late_changes_nothing(
+    run: Run, monkeypatch: pytest.MonkeyPatch, comes: str
+) -> None:
+    """The connection came back, or was given up, while a fresh client looked."""
+    asked, may_answer = Event(), Event()
+
+    def newest_change(_client: object, _path: str) -> int:
+        asked.set()
+        may_answer.wait(10)
+        return SEEN - 1
+
+    monkeypatch.setattr(session, "newest_change", newest_change)
+    monkeypatch.setattr(session, "ZOOKEEPER_PROBE_AFTER_S", 0.005)
+
+    async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        cut(server)
+        await asyncio.to_thread(asked.wait, 10)
+        if comes == "connection":
+            server.clients[0].connect()
+        elif comes == "close":
+            await store.close()
+        else:
+            server.clients[0].die()
+            await eventually(lambda: store.connections == 2)
+        used = len([client for client in server.clients if client.connected])
+        may_answer.set()
+        await asyncio.sleep(0.05)
+        assert store.restored == ""
+        assert len([client for client in server.clients if client.connected]) == used
+
+    run(scenario)
+
+
+def test_next_outage_is_looked_into_after_one_that_was_over_or_could_not_be(
+    run: Run, answers: list[int | Exception | None], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        (client,) = server.clients
+        answers.append(OSError("too many open files"))
+        cut(server)
+        await eventually(lambda: "nobody looks why" in caplog.text)
+        client.connect()
+        await settle()
+        cut(server)
+        client.connect()
+        await asyncio.sleep(0.02)
+        cut(server)
+        client.connect()
+        cut(server)  # it was connected for a moment, before anybody looked
+        answers.append(SEEN - 1)
+        await eventually(lambda: bool(store.restored))
+
+    run(scenario)
+
+
+class Flapping(FakeKazoo):
+    """Its connection breaks in the moment after somebody has seen that it stands."""
+
+    @property
+    def connected(self) -> bool:
+        if self.__dict__["connected"] and self.__dict__.pop("breaks", False):
+            self.break_connection()
+            return True
+        return bool(self.__dict__["connected"])
+
+    @connected.setter
+    def connected(self, value: bool) -> None:
+        self.__dict__["connected"] = value
+
+
+def test_connection_that_breaks_as_a_look_ends_is_looked_into_again(
+    run: Run, answers: list[int | Exception | None]
+) -> None:
+    """Else a server that was restored is asked with the session that it refuses for ever."""
+
+    async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        (client,) = server.clients
+        client.__class__ = Flapping
+        cut(server)
+        client.connect()
+        await settle()
+        client.__dict__["breaks"] = True
+        answers.append(SEEN - 1)
+        await eventually(lambda: bool(store.restored))
+
+    run(scenario)
