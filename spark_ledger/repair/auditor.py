@@ -91,6 +91,8 @@ class Auditor:
         self.unreadable: LedgerError | None = None
         """Why a ledger could not be looked at at the last audit: it may name any bookie."""
         self._places: object = None
+        """Those of the last audit, see ``_places_now``; or of the last look at which no other ones
+        wanted an audit."""
 
     async def run(self, stop: asyncio.Event, is_elected: Callable[[], bool]) -> None:
         """Audit while elected, until ``stop`` is set. Outages are waited out."""
@@ -138,14 +140,19 @@ class Auditor:
             logger.error("%s", found.stopped)
         audit_time_ms = state.audit_time_ms
         audited_at = now if self._audited_at is None else self._audited_at
-        due = now - audited_at > self._config.audit_interval_s or self._places_changed()
+        places = self._places_now()
+        is_wanted = places != self._places and self._context.directory.policy != PlacementPolicy()
+        due = now - audited_at > self._config.audit_interval_s or is_wanted
         due = due and not found.stopped
         if found.lost - audited or due:
             await self.audit(found.lost, known)
             audited, self._audited_at = found.lost | audited, now
             audit_time_ms = time.time_ns() // 1_000_000
+            self._places = places
         else:
             self._audited_at = audited_at
+            if not is_wanted:  # else it stays wanted until an audit was made
+                self._places = places
         after = AuditState(
             time_ms=time.time_ns() // 1_000_000,
             gone_s=self._gone.saved(),
@@ -160,12 +167,10 @@ class Auditor:
         await self._count(len(audited | found.lost))
         return found
 
-    def _places_changed(self) -> bool:
-        """Whether there is another policy, or other racks to place copies in, than before."""
+    def _places_now(self) -> object:
+        """The policy, and the racks to place copies in: with others all ledgers are looked at."""
         directory = self._context.directory
-        places = directory.policy, frozenset(info.rack for info in directory.writable())
-        before, self._places = self._places, places
-        return directory.policy != PlacementPolicy() and places != before
+        return directory.policy, frozenset(info.rack for info in directory.writable())
 
     async def _count(self, lost: int) -> None:
         """Write down how much is marked, if that has changed."""

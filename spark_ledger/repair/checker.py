@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
+
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import (
     ConflictError,
@@ -117,6 +119,9 @@ class Checker:
             return False
         state = known.value
         if not state.begun_ms:
+            if now_ms < state.ended_ms:  # by a clock that was ahead, perhaps by years
+                await self._write(msgspec.structs.replace(state, ended_ms=now_ms), known)
+                return False
             if now_ms - state.ended_ms < 1000 * self._config.interval_s:
                 return False
             state = CheckState(begun_ms=now_ms, ended_ms=state.ended_ms)
