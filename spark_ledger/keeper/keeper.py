@@ -22,6 +22,7 @@ from spark_ledger.errors import (
     LedgerClosedError,
     LedgerError,
     MetadataRestoredError,
+    MetadataUnavailableError,
     NoSuchLedgerError,
     NotFoundError,
     OutcomeUnknownError,
@@ -153,6 +154,9 @@ class Keeper:
             except LedgerError as error:
                 self._last_error = str(error)
                 logger.warning("the pass is broken off, the next one goes on: %s", error)
+                if self._state is not None and not isinstance(error, MetadataUnavailableError):
+                    with contextlib.suppress(LedgerError):  # what fails may fail each time
+                        await self._save()
             await wait_at_most(stop, self._config.pass_s)
 
     @property
@@ -264,9 +268,6 @@ class Keeper:
         finally:
             if work.recoveries:
                 await asyncio.wait(work.recoveries)
-        if not self._config.dry_run:
-            await self._care_for_streams(is_sweep=self._passes % STREAM_SWEEP_PASSES == 0)
-        self._passes += 1
         self._forget(work)
         self.found = Found(
             open=work.counts["open"],
@@ -276,6 +277,9 @@ class Keeper:
             locked=len(self._locked),
             failing=len(self._failed),
         )
+        if not self._config.dry_run:
+            await self._care_for_streams(is_sweep=self._passes % STREAM_SWEEP_PASSES == 0)
+        self._passes += 1
         return work.plan
 
     async def _care_for_streams(self, *, is_sweep: bool) -> None:
