@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.unit.sweeps.duties import DUTIES
 from tests.unit.sweeps.keeping import (
     KeepABookieRegistered,
     KeepAKeeper,
@@ -15,6 +16,7 @@ from tests.unit.sweeps.streams import (
     AppendALongList,
     AppendRows,
     AppendRowsWithoutAName,
+    AppendToTwoStreams,
     CreateAStream,
     DeleteAStream,
     MergeASchema,
@@ -43,4 +45,6 @@ OPERATIONS = (
     KeepABookieRegistered,
     StartABookie,
     RepairALedger,
+    AppendToTwoStreams,
+    *DUTIES,
 )
