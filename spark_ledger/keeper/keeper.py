@@ -45,7 +45,7 @@ from spark_ledger.limits.keeper import (
     STREAM_SWEEP_PASSES,
 )
 from spark_ledger.metadata.base import Delete, MetadataStore, Operation
-from spark_ledger.metadata.json_nodes import encode_node
+from spark_ledger.metadata.json_nodes import encode_node, read_or_renew
 from spark_ledger.metadata.ledgers import LedgerStore, is_unreadable, ledger_path
 from spark_ledger.metadata.owners import OWNERS_PATH, is_alive
 from spark_ledger.metadata.unsettled import OPEN_PATH, UNNAMED_PATH, Page, id_path, pages
@@ -201,10 +201,10 @@ class Keeper:
 
     async def _take_over(self) -> None:
         self._audit.check_again()
-        before = await read_state(self._store)
         me = self._election.me
+        state = KeeperState(host=me.host, pid=me.pid)
+        before = await read_or_renew(self._store, state, STATE_PATH)
         if before is None:
-            state = KeeperState(host=me.host, pid=me.pid)
             await self._store.create(STATE_PATH, encode_node(state))
             before = Versioned(state, 0)
         self._state = before

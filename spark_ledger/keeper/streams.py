@@ -36,7 +36,6 @@ from spark_ledger.keeper.nodes import (
     dropped_path,
     read_clock,
     read_dropped,
-    read_swept,
     write_clock,
 )
 from spark_ledger.keeper.sinks import forget_sinks
@@ -48,7 +47,7 @@ from spark_ledger.limits.keeper import (
     SWEPT_STREAMS_MAX,
 )
 from spark_ledger.metadata.base import Check, Create, Delete, Operation, Put
-from spark_ledger.metadata.json_nodes import encode_node
+from spark_ledger.metadata.json_nodes import encode_node, read_or_renew
 from spark_ledger.metadata.ledgers import LedgerStore, ledger_path
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.model import StreamConfig
@@ -218,7 +217,7 @@ class StreamKeeper:
 
     async def _say_what_waits(self) -> None:
         """Write down how much is to be given back, for those who watch the cluster."""
-        before = await read_swept(self._store)
+        before = await read_or_renew(self._store, SweptNode(), SWEPT_PATH)
         parts = self._waiting.values()
         waiting = SweptNode(
             reclaimable_commits=sum(each.reclaimable_commits for each in parts),

@@ -33,7 +33,7 @@ from spark_ledger.limits.repair import (
 )
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import BookieRegistry
-from spark_ledger.metadata.json_nodes import read_node, write_node
+from spark_ledger.metadata.json_nodes import read_or_renew, write_node
 from spark_ledger.metadata.ledgers import LEDGERS_PATH, LedgerStore, is_unreadable
 from spark_ledger.metadata.unsettled import pages
 from spark_ledger.repair.lost import Losses, losses
@@ -113,7 +113,7 @@ class Auditor:
         """Look who is gone; mark what that costs. Raises what the store raises."""
         if self._store.restored:
             raise MetadataRestoredError(self._store.restored)
-        before = await read_node(self._store, AuditState, STATE_PATH)
+        before = await read_or_renew(self._store, AuditState(), STATE_PATH)
         state = AuditState() if before is None else before.value
         if self._gone is None:
             self._gone = GoneOwners(10 * self._config.pass_s + 60.0, state.gone_s)
@@ -182,7 +182,7 @@ class Auditor:
             failing=await _count_ids(self._store, FAILED_PATH),
             misplaced=self.misplaced,
         )
-        known = await read_node(self._store, RepairCounts, COUNTS_PATH)
+        known = await read_or_renew(self._store, RepairCounts(), COUNTS_PATH)
         if known is None or known.value != counts:
             with contextlib.suppress(ConflictError, NotFoundError):
                 await write_node(self._store, COUNTS_PATH, counts, known)

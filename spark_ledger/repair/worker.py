@@ -47,7 +47,12 @@ from spark_ledger.limits.repair import (
 )
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import BookieRegistry
-from spark_ledger.metadata.json_nodes import decode_node, read_node, write_node
+from spark_ledger.metadata.json_nodes import (
+    decode_node,
+    read_node,
+    read_or_renew,
+    write_node,
+)
 from spark_ledger.metadata.ledgers import LedgerStore
 from spark_ledger.metadata.owners import is_alive
 from spark_ledger.metadata.unsettled import id_path, pages
@@ -431,7 +436,7 @@ class Worker:
             return  # not the ledger's fault, and nowhere to write it
         path = id_path(FAILED_PATH, ledger_id)
         with contextlib.suppress(LedgerError):
-            known = await read_node(self._store, FailedRepair, path)
+            known = await read_or_renew(self._store, FailedRepair(reason="", tries=0), path)
             tries = 1 if known is None else known.value.tries + 1
             again_ms = round(1e3 * (time.time() + pause_s))
             node = FailedRepair(reason=str(error), tries=tries, again_ms=again_ms)

@@ -14,8 +14,11 @@ from spark_ledger.keeper.nodes import (
     AUDIT_PATH,
     CLOCK_PATH,
     ELECTED_PATH,
+    STATE_PATH,
     SWEPT_PATH,
+    SweptNode,
     read_state,
+    read_swept,
 )
 from spark_ledger.metadata.base import MetadataStore
 from tests.unit.spark_ledger.client.world import World, run, run_virtually
@@ -107,10 +110,9 @@ def test_error_of_a_pass_is_told_until_the_next_pass_goes_well() -> None:
     run(test)
 
 
-@pytest.mark.parametrize("node", [CLOCK_PATH, SWEPT_PATH, AUDIT_PATH])
+@pytest.mark.parametrize("node", [CLOCK_PATH, AUDIT_PATH])
 def test_keeper_whose_passes_all_fail_says_why_and_what_it_knows(node: str) -> None:
-    """A damaged node keeps no stream from being swept, or each: what is known of dead writers goes
-    on to the next keeper, and people see what is the matter."""
+    """What is known of dead writers goes on to the next keeper, and people see what is damaged."""
 
     async def test(world: World) -> None:
         client = await world.client()
@@ -135,6 +137,23 @@ def test_keeper_whose_passes_all_fail_says_why_and_what_it_knows(node: str) -> N
         assert max(state.value.gone_s.values()) > 10.0
 
     run_virtually(test)
+
+
+@pytest.mark.parametrize("node", [STATE_PATH, SWEPT_PATH])
+def test_damaged_node_of_what_keepers_have_done_is_written_anew(node: str) -> None:
+    async def test(world: World) -> None:
+        client, clock = await world.client(), Clock()
+        await client.store.create("keeper", b"")
+        await client.store.create(node, b"{")
+        cared = await keeper(world, clock)
+        assert await cared.elect()
+        await passes(cared, clock, 70)
+        await cared._save()
+        state, swept = await read_state(client.store), await read_swept(client.store)
+        assert state is not None and (state.value.worked_s, state.value.passes) == (70.0, 1)
+        assert swept is not None and swept.value == SweptNode()
+
+    run(test)
 
 
 def loop_time() -> Callable[[], float]:
