@@ -4,6 +4,7 @@ even out copies. Whatever one turn has met, the next one does the rest."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import NotFoundError
 from spark_ledger.keeper.config import KeeperConfig
 from spark_ledger.keeper.keeper import Keeper
-from spark_ledger.keeper.nodes import ask_for_audit, read_audit
+from spark_ledger.keeper.nodes import ELECTED_PATH, ask_for_audit, read_audit
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.codec import encode_ledger
 from spark_ledger.metadata.ledgers import LedgerStore, ledger_path
@@ -85,6 +86,15 @@ class OfAKeeper(Operation):
 
     async def turn(self, keeper: Keeper) -> None:
         """What the keeper does."""
+
+    async def overtake(self, client: LedgerClient) -> None:
+        """The session of the keeper is lost, and another one elected, unnoticed."""
+        with contextlib.suppress(NotFoundError):
+            await client.store.delete(ELECTED_PATH)
+        keeper = Keeper(client, _KEEPER)
+        assert await keeper.elect()
+        await self.turn(keeper)
+        await keeper._election.resign()
 
     async def check(self, client: LedgerClient, outcome: Any) -> None:
         await self.client.close()  # a keeper that could not resign goes with its session
@@ -260,6 +270,9 @@ class CheckCopies(Operation):
         await ClosedCheck(client, checker, _CHECKER).run_pass()
         await Worker(client, _WORKER).run_pass()
 
+    async def overtake(self, client: LedgerClient) -> None:
+        await self._turn(client)
+
     async def check(self, client: LedgerClient, outcome: Any) -> None:
         await self.client.close()
         await Worker(client, _WORKER).run_pass()  # what was found is marked, or not passed over
@@ -288,6 +301,9 @@ class DrainABookie(Operation):
     async def act(self, client: LedgerClient) -> Any:
         await drain(client, self.left, _WORKER, told=lambda _: None)
         return "done"
+
+    async def overtake(self, client: LedgerClient) -> None:
+        await Worker(client, _WORKER).run_pass()
 
     async def check(self, client: LedgerClient, outcome: Any) -> None:
         await self.client.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.unit.sweeps.base import Operation
 from tests.unit.sweeps.duties import DUTIES
 from tests.unit.sweeps.keeping import (
     KeepABookieRegistered,
@@ -25,7 +26,7 @@ from tests.unit.sweeps.streams import (
     TailRows,
 )
 
-OPERATIONS = (
+OPERATIONS: tuple[type[Operation], ...] = (
     WriteALedger,
     RecoverALedger,
     ReplaceABookie,
@@ -48,3 +49,6 @@ OPERATIONS = (
     AppendToTwoStreams,
     *DUTIES,
 )
+
+OVERTAKEN = tuple(each for each in OPERATIONS if each.overtake is not Operation.overtake)
+"""Those that somebody else may do at the same time, as keepers that follow each other."""
