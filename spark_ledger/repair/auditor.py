@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+import msgspec
+
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import (
     ConflictError,
@@ -49,7 +51,14 @@ from spark_ledger.repair.nodes import (
     mark_root,
 )
 from spark_ledger.repair.plan import all_names, bytes_on, copies_left, final_fragments
-from spark_ledger.types import BookieId, BookieState, LedgerId, LedgerMetadata, PlacementPolicy
+from spark_ledger.types import (
+    BookieId,
+    BookieState,
+    LedgerId,
+    LedgerMetadata,
+    PlacementPolicy,
+    Versioned,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +113,6 @@ class Auditor:
                 self._gone = None
 
         def on_error(error: LedgerError) -> None:
-            self._gone = None
             logger.warning("the audit is broken off, the next one goes on: %s", error)
 
         await run_passes(stop, self._config.pass_s, run_pass, on_error)
@@ -145,7 +153,11 @@ class Auditor:
         due = now - audited_at > self._config.audit_interval_s or is_wanted
         due = due and not found.stopped
         if found.lost - audited or due:
-            await self.audit(found.lost, known)
+            try:
+                await self.audit(found.lost, known)
+            except LedgerError:  # it may fail each time: who else is gone is seen all the same
+                await self._write(msgspec.structs.replace(state, gone_s=self._gone.saved()), before)
+                raise
             audited, self._audited_at = found.lost | audited, now
             audit_time_ms = time.time_ns() // 1_000_000
             self._places = places
@@ -160,12 +172,15 @@ class Auditor:
             audit_time_ms=audit_time_ms,
             stopped=found.stopped,
         )
+        await self._write(after, before)
+        await self._count(len(audited | found.lost))
+        return found
+
+    async def _write(self, state: AuditState, before: Versioned[AuditState] | None) -> None:
         with contextlib.suppress(
             ConflictError, NotFoundError
         ):  # of another auditor: both are right
-            await write_node(self._store, STATE_PATH, after, before)
-        await self._count(len(audited | found.lost))
-        return found
+            await write_node(self._store, STATE_PATH, state, before)
 
     def _places_now(self) -> object:
         """The policy, and the racks to place copies in: with others all ledgers are looked at."""
