@@ -86,8 +86,10 @@ class StreamClient(LedgerClient):
 
     async def close(self) -> None:
         """Close the streams that ``append_to`` has opened, then the connection. Idempotent."""
-        await self._appended.close()
-        await super().close()
+        try:
+            await self._appended.close()
+        finally:  # also for a caller that leaves: else its session goes on
+            await super().close()
 
     def create_ledger(
         self,

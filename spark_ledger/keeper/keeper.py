@@ -22,6 +22,7 @@ from spark_ledger.errors import (
     LedgerClosedError,
     LedgerError,
     MetadataRestoredError,
+    MetadataUnavailableError,
     NoSuchLedgerError,
     NotFoundError,
     OutcomeUnknownError,
@@ -44,7 +45,7 @@ from spark_ledger.limits.keeper import (
     STREAM_SWEEP_PASSES,
 )
 from spark_ledger.metadata.base import Delete, MetadataStore, Operation
-from spark_ledger.metadata.json_nodes import encode_node
+from spark_ledger.metadata.json_nodes import encode_node, read_or_renew
 from spark_ledger.metadata.ledgers import LedgerStore, is_unreadable, ledger_path
 from spark_ledger.metadata.owners import OWNERS_PATH, is_alive
 from spark_ledger.metadata.unsettled import OPEN_PATH, UNNAMED_PATH, Page, id_path, pages
@@ -153,6 +154,9 @@ class Keeper:
             except LedgerError as error:
                 self._last_error = str(error)
                 logger.warning("the pass is broken off, the next one goes on: %s", error)
+                if self._state is not None and not isinstance(error, MetadataUnavailableError):
+                    with contextlib.suppress(LedgerError):  # what fails may fail each time
+                        await self._save()
             await wait_at_most(stop, self._config.pass_s)
 
     @property
@@ -197,10 +201,10 @@ class Keeper:
 
     async def _take_over(self) -> None:
         self._audit.check_again()
-        before = await read_state(self._store)
         me = self._election.me
+        state = KeeperState(host=me.host, pid=me.pid)
+        before = await read_or_renew(self._store, state, STATE_PATH)
         if before is None:
-            state = KeeperState(host=me.host, pid=me.pid)
             await self._store.create(STATE_PATH, encode_node(state))
             before = Versioned(state, 0)
         self._state = before
@@ -264,9 +268,6 @@ class Keeper:
         finally:
             if work.recoveries:
                 await asyncio.wait(work.recoveries)
-        if not self._config.dry_run:
-            await self._care_for_streams(is_sweep=self._passes % STREAM_SWEEP_PASSES == 0)
-        self._passes += 1
         self._forget(work)
         self.found = Found(
             open=work.counts["open"],
@@ -276,6 +277,9 @@ class Keeper:
             locked=len(self._locked),
             failing=len(self._failed),
         )
+        if not self._config.dry_run:
+            await self._care_for_streams(is_sweep=self._passes % STREAM_SWEEP_PASSES == 0)
+        self._passes += 1
         return work.plan
 
     async def _care_for_streams(self, *, is_sweep: bool) -> None:

@@ -104,12 +104,20 @@ class StreamOptimizer:
 
     async def _look_at(self, name: str, *, dry_run: bool) -> Packed | None:
         """Make one pack of a stream, if it has one and another is worth it: the others have their
-        turn. None: it is not."""
-        nodes = StreamNodes(self._client.store, name)
+        turn. None: it is not, or cannot be made now."""
         try:
-            config = await nodes.config()
+            return await self._pack(name, dry_run=dry_run)
         except NoSuchStreamError:
             return None  # deleted meanwhile
+        except MetadataUnavailableError:
+            raise  # the others would wait as long for nothing
+        except LedgerError as error:
+            logger.warning("stream %r is not packed now: %s", name, error)
+            return None
+
+    async def _pack(self, name: str, *, dry_run: bool) -> Packed | None:
+        nodes = StreamNodes(self._client.store, name)
+        config = await nodes.config()
         if config.value.deleted or not config.value.has_packs:
             return None
         stream = Stream(self._client, nodes, config)
@@ -119,10 +127,5 @@ class StreamOptimizer:
         try:
             async with aclosing(packs):
                 return await anext(packs, None)
-        except MetadataUnavailableError:
-            raise  # the others would wait as long for nothing
-        except LedgerError as error:
-            logger.warning("stream %r is not packed now: %s", name, error)
-            return None
         finally:
             await stream.close()

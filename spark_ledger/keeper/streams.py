@@ -36,7 +36,6 @@ from spark_ledger.keeper.nodes import (
     dropped_path,
     read_clock,
     read_dropped,
-    read_swept,
     write_clock,
 )
 from spark_ledger.keeper.sinks import forget_sinks
@@ -48,7 +47,7 @@ from spark_ledger.limits.keeper import (
     SWEPT_STREAMS_MAX,
 )
 from spark_ledger.metadata.base import Check, Create, Delete, Operation, Put
-from spark_ledger.metadata.json_nodes import encode_node
+from spark_ledger.metadata.json_nodes import encode_node, read_or_renew
 from spark_ledger.metadata.ledgers import LedgerStore, ledger_path
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.model import StreamConfig
@@ -146,7 +145,7 @@ class StreamKeeper:
         self._waiting: dict[str, SweptNode] = {}
         """By id of the stream, what is dropped and not given back."""
         self._hurried: set[str] = set()
-        """Names of streams of which much waits."""
+        """Names of streams of which much waited at the last visit that told."""
         self._conflicts: Counter[str] = Counter()
         """By name of a stream, the visits in a row that ended with a conflict."""
         self._marked: dict[str, str] = {}
@@ -167,12 +166,12 @@ class StreamKeeper:
         Raises what the metadata store raises at the listing, and MetadataUnavailableError."""
         self.last_error = ""
         now_ms = await self._time()
-        hurried, self._hurried = sorted(self._hurried), set()
-        names = await self._store.children(STREAMS_ROOT) if whole else hurried
+        names = await self._store.children(STREAMS_ROOT) if whole else sorted(self._hurried)
         marked, swept = await self._visit_all(names, now_ms)
         if whole:
             self._marked = marked
             self._conflicts = Counter({name: self._conflicts[name] for name in names})
+            self._hurried.intersection_update(names)
             await self._forget_all_but(swept)
         await self._say_what_waits()
 
@@ -188,13 +187,14 @@ class StreamKeeper:
                 stream_id = config.value.stream_id
                 if config.value.deleted:
                     marked[stream_id] = name
+                    self._hurried.discard(name)
                     if stream_id in self._marked:  # whoever marked it had a minute
                         await self._finish_deletion(name)
                 else:
                     swept.add(stream_id)
                     await self._visit(name, config, now_ms)
             except NoSuchStreamError:
-                continue  # deleted meanwhile
+                self._hurried.discard(name)  # deleted meanwhile
             except MetadataUnavailableError:
                 raise  # the others would wait as long for nothing (rule K6)
             except ConflictError as error:
@@ -217,7 +217,7 @@ class StreamKeeper:
 
     async def _say_what_waits(self) -> None:
         """Write down how much is to be given back, for those who watch the cluster."""
-        before = await read_swept(self._store)
+        before = await read_or_renew(self._store, SweptNode(), SWEPT_PATH)
         parts = self._waiting.values()
         waiting = SweptNode(
             reclaimable_commits=sum(each.reclaimable_commits for each in parts),
@@ -234,7 +234,6 @@ class StreamKeeper:
 
     async def _visit(self, name: str, config: Versioned[StreamConfig], now_ms: int) -> None:
         stream = Stream(self._client, StreamNodes(self._store, name), config)
-        self._waiting.pop(config.value.stream_id, None)
         try:
             await self._sweep_one(stream, now_ms)
             if self._sink_records_s:
@@ -285,6 +284,8 @@ class StreamKeeper:
         head = await stream.head()
         if head.earliest_commit:
             await self._reclaim(stream, head.earliest_commit)
+        else:
+            self._waiting.pop(config.stream_id, None)
         if config.has_packs:  # last, as it reads dropped commits, which must not be half deleted
             reclaimer = retention.reclaimer(self._deletions, LiveNames())
             self.done["reclaimed"] += await reclaimer.free_packed()
@@ -318,7 +319,9 @@ class StreamKeeper:
         return 0
 
     async def _add_what_waits(self, stream: Stream) -> None:
-        with contextlib.suppress(LedgerError):  # it is only shown
+        """What one visit has left, for those who watch and for the next visit; what is known stays
+        if it cannot be read now: a stream whose visit has failed is in no less of a hurry."""
+        with contextlib.suppress(LedgerError):
             extent = await stream.retention.extent()
             self._waiting[stream.config.stream_id] = SweptNode(
                 reclaimable_commits=extent.head.earliest_commit - extent.dropped_commits,
@@ -329,6 +332,8 @@ class StreamKeeper:
                 HURRIED_BYTES_MIN, HURRIED_SHARE * size_bytes
             ):
                 self._hurried.add(stream.name)
+            else:
+                self._hurried.discard(stream.name)
 
     # -- since when rows are dropped (rule K8) -----------------------------------------------------
 

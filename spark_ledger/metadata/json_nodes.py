@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from typing import Annotated, ClassVar, Final, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from spark_ledger.errors import ConfigurationError, CorruptionError, NotFoundError
+from spark_ledger.errors import (
+    ConfigurationError,
+    ConflictError,
+    CorruptionError,
+    NotFoundError,
+)
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.types import Versioned
+
+logger = logging.getLogger(__name__)
 
 FORMAT_VERSION: Final = 1
 """To be raised when a program that knows only the older format must not touch the data."""
@@ -65,6 +74,25 @@ async def read_node(store: MetadataStore, kind: type[N], path: str) -> Versioned
     except NotFoundError:
         return None
     return Versioned(decode_node(kind, path, node.value), node.version)
+
+
+async def read_or_renew(store: MetadataStore, empty: N, path: str) -> Versioned[N] | None:
+    """As ``read_node``; but a damaged node is written anew, as ``empty``.
+
+    For nodes without which work is only done once more: one that is damaged would keep everybody
+    from that work for ever. Raises ConfigurationError if it has a later format.
+    """
+    while True:
+        try:
+            node = await store.get_latest(path)
+        except NotFoundError:
+            return None
+        try:
+            return Versioned(decode_node(type(empty), path, node.value), node.version)
+        except CorruptionError as error:
+            logger.warning("%s; it is written anew", error)
+        with contextlib.suppress(ConflictError, NotFoundError):  # somebody else has: read that
+            await store.put(path, encode_node(empty), node.version)
 
 
 async def write_node(

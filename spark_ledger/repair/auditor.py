@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+import msgspec
+
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import (
     ConflictError,
@@ -33,7 +35,7 @@ from spark_ledger.limits.repair import (
 )
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import BookieRegistry
-from spark_ledger.metadata.json_nodes import read_node, write_node
+from spark_ledger.metadata.json_nodes import read_or_renew, write_node
 from spark_ledger.metadata.ledgers import LEDGERS_PATH, LedgerStore, is_unreadable
 from spark_ledger.metadata.unsettled import pages
 from spark_ledger.repair.lost import Losses, losses
@@ -49,7 +51,14 @@ from spark_ledger.repair.nodes import (
     mark_root,
 )
 from spark_ledger.repair.plan import all_names, bytes_on, copies_left, final_fragments
-from spark_ledger.types import BookieId, BookieState, LedgerId, LedgerMetadata, PlacementPolicy
+from spark_ledger.types import (
+    BookieId,
+    BookieState,
+    LedgerId,
+    LedgerMetadata,
+    PlacementPolicy,
+    Versioned,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +100,8 @@ class Auditor:
         self.unreadable: LedgerError | None = None
         """Why a ledger could not be looked at at the last audit: it may name any bookie."""
         self._places: object = None
+        """Those of the last audit, see ``_places_now``; or of the last look at which no other ones
+        wanted an audit."""
 
     async def run(self, stop: asyncio.Event, is_elected: Callable[[], bool]) -> None:
         """Audit while elected, until ``stop`` is set. Outages are waited out."""
@@ -102,7 +113,6 @@ class Auditor:
                 self._gone = None
 
         def on_error(error: LedgerError) -> None:
-            self._gone = None
             logger.warning("the audit is broken off, the next one goes on: %s", error)
 
         await run_passes(stop, self._config.pass_s, run_pass, on_error)
@@ -111,7 +121,7 @@ class Auditor:
         """Look who is gone; mark what that costs. Raises what the store raises."""
         if self._store.restored:
             raise MetadataRestoredError(self._store.restored)
-        before = await read_node(self._store, AuditState, STATE_PATH)
+        before = await read_or_renew(self._store, AuditState(), STATE_PATH)
         state = AuditState() if before is None else before.value
         if self._gone is None:
             self._gone = GoneOwners(10 * self._config.pass_s + 60.0, state.gone_s)
@@ -138,14 +148,23 @@ class Auditor:
             logger.error("%s", found.stopped)
         audit_time_ms = state.audit_time_ms
         audited_at = now if self._audited_at is None else self._audited_at
-        due = now - audited_at > self._config.audit_interval_s or self._places_changed()
+        places = self._places_now()
+        is_wanted = places != self._places and self._context.directory.policy != PlacementPolicy()
+        due = now - audited_at > self._config.audit_interval_s or is_wanted
         due = due and not found.stopped
         if found.lost - audited or due:
-            await self.audit(found.lost, known)
+            try:
+                await self.audit(found.lost, known)
+            except LedgerError:  # it may fail each time: who else is gone is seen all the same
+                await self._write(msgspec.structs.replace(state, gone_s=self._gone.saved()), before)
+                raise
             audited, self._audited_at = found.lost | audited, now
             audit_time_ms = time.time_ns() // 1_000_000
+            self._places = places
         else:
             self._audited_at = audited_at
+            if not is_wanted:  # else it stays wanted until an audit was made
+                self._places = places
         after = AuditState(
             time_ms=time.time_ns() // 1_000_000,
             gone_s=self._gone.saved(),
@@ -153,19 +172,20 @@ class Auditor:
             audit_time_ms=audit_time_ms,
             stopped=found.stopped,
         )
-        with contextlib.suppress(
-            ConflictError, NotFoundError
-        ):  # of another auditor: both are right
-            await write_node(self._store, STATE_PATH, after, before)
+        await self._write(after, before)
         await self._count(len(audited | found.lost))
         return found
 
-    def _places_changed(self) -> bool:
-        """Whether there is another policy, or other racks to place copies in, than before."""
+    async def _write(self, state: AuditState, before: Versioned[AuditState] | None) -> None:
+        with contextlib.suppress(
+            ConflictError, NotFoundError
+        ):  # of another auditor: both are right
+            await write_node(self._store, STATE_PATH, state, before)
+
+    def _places_now(self) -> object:
+        """The policy, and the racks to place copies in: with others all ledgers are looked at."""
         directory = self._context.directory
-        places = directory.policy, frozenset(info.rack for info in directory.writable())
-        before, self._places = self._places, places
-        return directory.policy != PlacementPolicy() and places != before
+        return directory.policy, frozenset(info.rack for info in directory.writable())
 
     async def _count(self, lost: int) -> None:
         """Write down how much is marked, if that has changed."""
@@ -177,7 +197,7 @@ class Auditor:
             failing=await _count_ids(self._store, FAILED_PATH),
             misplaced=self.misplaced,
         )
-        known = await read_node(self._store, RepairCounts, COUNTS_PATH)
+        known = await read_or_renew(self._store, RepairCounts(), COUNTS_PATH)
         if known is None or known.value != counts:
             with contextlib.suppress(ConflictError, NotFoundError):
                 await write_node(self._store, COUNTS_PATH, counts, known)

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
+
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import (
     ConflictError,
@@ -28,7 +30,7 @@ from spark_ledger.limits.repair import (
     CHECKED_MEMBERS_PER_S,
     CLOSED_PASS_S,
 )
-from spark_ledger.metadata.json_nodes import read_node, write_node
+from spark_ledger.metadata.json_nodes import read_node, read_or_renew, write_node
 from spark_ledger.metadata.ledgers import LEDGERS_PATH, LedgerStore, is_unreadable
 from spark_ledger.metadata.unsettled import pages
 from spark_ledger.repair.held import held_parts
@@ -110,13 +112,16 @@ class Checker:
 
     async def run_pass(self, is_elected: Callable[[], bool] = lambda: True) -> bool:
         """Check all ledgers if that is due, from where the last keeper stopped; whether it was."""
-        known = await read_node(self._store, CheckState, CHECK_PATH)
+        known = await read_or_renew(self._store, CheckState(), CHECK_PATH)
         now_ms = round(self._clock() * 1000)
         if known is None:  # the first one is due an interval after the cluster was made
             await self._write(CheckState(ended_ms=now_ms), None)
             return False
         state = known.value
         if not state.begun_ms:
+            if now_ms < state.ended_ms:  # by a clock that was ahead, perhaps by years
+                await self._write(msgspec.structs.replace(state, ended_ms=now_ms), known)
+                return False
             if now_ms - state.ended_ms < 1000 * self._config.interval_s:
                 return False
             state = CheckState(begun_ms=now_ms, ended_ms=state.ended_ms)

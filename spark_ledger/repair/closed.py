@@ -26,7 +26,7 @@ from spark_ledger.limits.repair import (
     CLOSED_PAGES,
     CLOSED_SILENT_MAX,
 )
-from spark_ledger.metadata.json_nodes import read_node, write_node
+from spark_ledger.metadata.json_nodes import read_node, read_or_renew, write_node
 from spark_ledger.metadata.ledgers import LEDGERS_PATH
 from spark_ledger.metadata.unsettled import IDS_PER_PAGE, OPEN_PATH, newest_pages, pages
 from spark_ledger.repair.checker import Checked, Checker, CheckerConfig
@@ -77,7 +77,7 @@ class ClosedCheck:
 
         Raises what the store raises: then the next pass goes on with the rest.
         """
-        known = await read_node(self._store, ClosedState, CLOSED_PATH)
+        known = await read_or_renew(self._store, ClosedState(), CLOSED_PATH)
         # Open ledgers are listed first: one that is made after that is new, and found to be open.
         still_open = {each async for page in pages(self._store, OPEN_PATH) for each in page.ids}
         new = await self._new_ids(None if known is None else known.value)

@@ -24,7 +24,7 @@ import msgspec
 from spark_ledger.errors import ConflictError, NotFoundError
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.cookies import LEAVING_PATH
-from spark_ledger.metadata.json_nodes import Count, Node, Seconds, read_node, write_node
+from spark_ledger.metadata.json_nodes import Count, Node, Seconds, read_or_renew, write_node
 from spark_ledger.metadata.unsettled import id_path
 from spark_ledger.types import BookieId, LedgerId
 
@@ -141,7 +141,7 @@ async def mark(
     """
     path = id_path(mark_root(copies), ledger_id)
     while True:
-        before = await read_node(store, Mark, path)
+        before = await read_or_renew(store, Mark(bookies=()), path)
         known = frozenset() if before is None else frozenset(before.value.bookies)
         try:
             await write_node(store, path, Mark(bookies=tuple(sorted(known | bookies))), before)
@@ -158,7 +158,7 @@ async def leaving(store: MetadataStore) -> frozenset[BookieId]:
 async def count_done(store: MetadataStore, more: RepairDone, attempts: int = 5) -> None:
     """Add to what workers have done. Only for people: a count that is lost is no harm."""
     for _ in range(attempts):
-        before = await read_node(store, RepairDone, DONE_PATH)
+        before = await read_or_renew(store, RepairDone(), DONE_PATH)
         known = RepairDone() if before is None else before.value
         total = RepairDone(
             ledgers=known.ledgers + more.ledgers,

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Final
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import (
@@ -25,8 +26,10 @@ from spark_ledger.errors import (
     MetadataUnavailableError,
     NoSuchEntryError,
     NoSuchLedgerError,
+    NotEnoughBookiesError,
     NotFoundError,
     OutcomeUnknownError,
+    RecoveryError,
     UnauthorizedError,
 )
 from spark_ledger.keeper.passes import run_passes
@@ -44,7 +47,12 @@ from spark_ledger.limits.repair import (
 )
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import BookieRegistry
-from spark_ledger.metadata.json_nodes import decode_node, read_node, write_node
+from spark_ledger.metadata.json_nodes import (
+    decode_node,
+    read_node,
+    read_or_renew,
+    write_node,
+)
 from spark_ledger.metadata.ledgers import LedgerStore
 from spark_ledger.metadata.owners import is_alive
 from spark_ledger.metadata.unsettled import id_path, pages
@@ -67,6 +75,14 @@ from spark_ledger.repair.throttle import Throttles
 from spark_ledger.types import BookieId, BookieState, LedgerId, LedgerMetadata, Versioned
 
 logger = logging.getLogger(__name__)
+
+_END_NOT_FOUND: Final = (
+    UnauthorizedError,
+    RecoveryError,
+    BookieUnavailableError,
+    NotEnoughBookiesError,
+)
+"""Why the end of an open ledger cannot be found now, though the metadata store answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,17 +340,18 @@ class Worker:
             await self._unmark(ledger_id, mark_path, marked.version)
             return
         lost = await self.lost_now(marked.value)
-        unauthorized = None
+        still_open: LedgerError | None = None
         if waits_for_its_writer(ledger.value, lost):
             try:
                 ledger = await self._recover_if_due(ledger, lost)
-            except UnauthorizedError as error:
-                unauthorized = error  # its other fragments are none the worse
+            except _END_NOT_FOUND as error:
+                still_open = error  # its other fragments are none the worse
+                ledger = await self._ledgers.read_latest(ledger_id)
         context, counts = self._client.context, self._uncounted
         repair = LedgerRepair(context, ledger, key, self._throttles, counts)
         ledger = await repair.run(lost)
-        if unauthorized is not None:
-            raise unauthorized
+        if still_open is not None:
+            raise still_open
         if repair.unknown:  # a mark with lost bookies may be there because of holes, too
             raise BookieUnavailableError(
                 f"ledger {ledger_id}: {', '.join(sorted(repair.unknown))} may lack entries, and "
@@ -407,7 +424,8 @@ class Worker:
         before = self._paused.get(ledger_id)
         pause_s = REPAIR_FAILED_AGAIN_S if before is None else 2 * before.pause_s
         nobody_tells = isinstance(error, UnauthorizedError) or (
-            isinstance(error, BookieUnavailableError) and await self._are_registered(ledger_id)
+            isinstance(error, BookieUnavailableError | RecoveryError)
+            and await self._are_registered(ledger_id)
         )
         longest_s = REPAIR_UNTOLD_AGAIN_S if nobody_tells else REPAIR_FAILED_AGAIN_S_MAX
         pause_s = min(pause_s, longest_s)
@@ -418,7 +436,7 @@ class Worker:
             return  # not the ledger's fault, and nowhere to write it
         path = id_path(FAILED_PATH, ledger_id)
         with contextlib.suppress(LedgerError):
-            known = await read_node(self._store, FailedRepair, path)
+            known = await read_or_renew(self._store, FailedRepair(reason="", tries=0), path)
             tries = 1 if known is None else known.value.tries + 1
             again_ms = round(1e3 * (time.time() + pause_s))
             node = FailedRepair(reason=str(error), tries=tries, again_ms=again_ms)

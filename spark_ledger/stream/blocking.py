@@ -54,12 +54,14 @@ class StreamConnection(LedgerConnection):
         self._handles: WeakSet[Stream | SegmentWriter] = WeakSet()
 
     def close(self) -> None:
-        """Close the streams and writers that were opened here, then the connection."""
-        if not self._closed:
-            for handle in list(self._handles):
-                handle.close()
-            self._call(self._appended.close())
-        super().close()
+        """Close the streams and writers that were opened here, and in any case the connection."""
+        try:
+            if not self._closed:
+                for handle in list(self._handles):
+                    handle.close()
+                self._call(self._appended.close())
+        finally:  # else its session would go on
+            super().close()
 
     def _handle(self, stream: AsyncStream) -> Stream:
         handle = Stream(self._portal, stream, self._handles)
@@ -153,13 +155,11 @@ class StreamConnection(LedgerConnection):
         )
 
     def wait_for_any(self, after: Iterable[tuple[Stream, int]], timeout_s: float) -> None:
-        """Wait until one of several streams has a segment above the number given for it, is gone,
-        or the time is over."""
+        """Wait until one of the streams has a segment above its number, is gone, or time is up."""
         self._call(wait_for_any([(each._stream, n) for each, n in after], timeout_s))
 
     def stream_names(self) -> list[str]:
-        """The names in use, sorted, in one metadata read: also those of streams that are just being
-        created or deleted, which cannot be opened."""
+        """The names in use, sorted: also of streams just being created or deleted. One read."""
         return self._call(self._streams.names_in_use())
 
     def list_streams(self) -> list[str]:

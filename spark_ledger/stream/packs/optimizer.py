@@ -31,9 +31,10 @@ from spark_ledger.stream.ledgers import PURPOSE_PACK, Ledgers, OpenLedger, ledge
 from spark_ledger.stream.model import Commit, SegmentRange
 from spark_ledger.stream.nodes import StreamNodes
 from spark_ledger.stream.packs.format import encode_index, encode_packs
-from spark_ledger.stream.packs.model import Choice, Chooser, Pack, PackIndex
+from spark_ledger.stream.packs.model import Choice, Chooser, Pack, PackIndex, Packs
 from spark_ledger.stream.reader import RangeReader
 from spark_ledger.stream.retention.handle import StreamRetention
+from spark_ledger.types import LedgerId
 
 _COMMITS_AT_ONCE: Final = 1000
 """Commits that are looked up at a time."""
@@ -159,10 +160,10 @@ class Optimizer:
         if copying is None:
             return report
         await self._retention.allow_packs()
+        self._refuse_more((await self._packs.read()).value)
         pack = await self._write(commits, copying)
         if not await self._name(pack):
-            with suppress(LedgerError):
-                await self._ledgers.delete_ledger(pack.ledger_id)
+            await self._drop(pack.ledger_id)
             return report
         return report._replace(pack=pack)
 
@@ -195,8 +196,7 @@ class Optimizer:
                 first = commits[0].first_segment
                 await copy.push_index(encode_index(index, config.stream_id, first))
         except LedgerError:
-            with suppress(LedgerError):  # no transaction has named it
-                await self._ledgers.delete_ledger(ledger.ledger_id)
+            await self._drop(ledger.ledger_id)
             raise
         return Pack(
             first=commits[0].number,
@@ -232,47 +232,72 @@ class Optimizer:
 
     # -- the transaction ---------------------------------------------------------------------------
 
+    def _refuse_more(self, packs: Packs) -> None:
+        """Raises ConfigurationError if there is no room for another pack."""
+        if len(packs.packs) >= PACKS_MAX:
+            raise ConfigurationError(
+                f"stream {self._nodes.name!r} has {PACKS_MAX} packs, and may have no more: "
+                "optimize it less often, so that packs are larger, or truncate it"
+            )
+
     async def _name(self, pack: Pack) -> bool:
         """Make a ledger a pack of the stream; False if another has packed some of its commits.
 
         After a lost reply the node tells, and if it does not, the same is sent again: both expect
-        the version that was read. Raises RetryableError, after which the ledger may be a pack.
+        the version that was read. Raises RetryableError, after which the ledger may be a pack,
+        ConfigurationError, and what the metadata store raises. If it cannot be one it is deleted.
         """
+        is_in_doubt = False
+        try:
+            for _ in range(_NAME_ATTEMPTS):
+                found = None
+                try:
+                    found = await self._try_to_name(pack)
+                except OutcomeUnknownError:
+                    is_in_doubt = True
+                if found is not None:
+                    return found
+                await asyncio.sleep(_NAME_DELAY_S)
+            raise RetryableError(
+                f"stream {self._nodes.name!r}: the pack of commits {pack.first}..{pack.end - 1} "
+                "could not be named, because the stream's nodes keep changing; try again"
+            )
+        except LedgerError:
+            if not is_in_doubt:
+                await self._drop(pack.ledger_id)
+            raise
+
+    async def _try_to_name(self, pack: Pack) -> bool | None:
+        """As ``_name``; None: look again, after a pause."""
         naming, nodes = self._ledgers.naming, self._nodes
-        for _ in range(_NAME_ATTEMPTS):
-            config = await self._schemas.refresh()
-            before = await self._packs.read()
-            if any(each.ledger_id == pack.ledger_id for each in before.value.packs):
-                return True
-            if before.value.overlaps(pack.first, pack.end):
-                return False  # also if ours is on its way: it expects a version that has gone
-            if pack.ledger_id in config.dropping:
-                await asyncio.sleep(_NAME_DELAY_S)
-                continue  # an audit is about to look whether anything names it (rule K9)
-            after = before.value.with_pack(pack)
-            if len(after.packs) > PACKS_MAX:
-                raise ConfigurationError(
-                    f"stream {nodes.name!r} has {PACKS_MAX} packs, and may have no more: optimize "
-                    "it less often, so that packs are larger, or truncate it"
-                )
-            operations = [
-                Check(nodes.identity_path(config.stream_id), 0),
-                Check(nodes.config_path, self._schemas.versioned.version),
-                Put(nodes.packs_path, encode_packs(after), before.version),
-                *await naming.operations([pack.ledger_id]),
-            ]
-            try:
-                await nodes.store.transaction(operations)
-            except (ConflictError, NotFoundError, OutcomeUnknownError):
-                await asyncio.sleep(_NAME_DELAY_S)
-                continue
-            naming.named([pack.ledger_id])
-            self._packs.known = after
+        config = await self._schemas.refresh()
+        before = await self._packs.read()
+        if any(each.ledger_id == pack.ledger_id for each in before.value.packs):
             return True
-        raise RetryableError(
-            f"stream {nodes.name!r}: the pack of commits {pack.first}..{pack.end - 1} could not be "
-            "named, because the stream's nodes keep changing; try again"
-        )
+        if before.value.overlaps(pack.first, pack.end):
+            return False  # also if ours is on its way: it expects a version that has gone
+        if pack.ledger_id in config.dropping:
+            return None  # an audit is about to look whether anything names it (rule K9)
+        self._refuse_more(before.value)
+        after = before.value.with_pack(pack)
+        operations = [
+            Check(nodes.identity_path(config.stream_id), 0),
+            Check(nodes.config_path, self._schemas.versioned.version),
+            Put(nodes.packs_path, encode_packs(after), before.version),
+            *await naming.operations([pack.ledger_id]),
+        ]
+        try:
+            await nodes.store.transaction(operations)
+        except (ConflictError, NotFoundError):
+            return None
+        naming.named([pack.ledger_id])
+        self._packs.known = after
+        return True
+
+    async def _drop(self, ledger_id: LedgerId) -> None:
+        """Delete a ledger that no transaction has named. Best effort: a keeper does it later."""
+        with suppress(LedgerError):
+            await self._ledgers.delete_ledger(ledger_id)
 
 
 class _Copying(NamedTuple):

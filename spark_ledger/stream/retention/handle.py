@@ -346,14 +346,15 @@ class StreamRetention:
 
     async def release(self, name: str) -> bool:
         """Take a hold off; whether there was one."""
-        tries = self._tries()
+        tries, was_there = self._tries(), False
         while True:
             await tries.begin()
             await self._schemas.refresh()
             holds = await self._holds()
             others = [hold for hold in holds.value if hold.name != name]
             if len(others) == len(holds.value):
-                return False
+                return was_there  # also if it went, and the reply was lost
+            was_there = True
             if await self._put_holds(others, holds):
                 return True
 

@@ -13,8 +13,9 @@ import pytest
 from spark_ledger import aio
 from spark_ledger.aio import Opening, StreamClient
 from spark_ledger.config import ClientConfig
-from spark_ledger.errors import ConfigurationError
+from spark_ledger.errors import ConfigurationError, LedgerError
 from spark_ledger.metadata.memory import MemoryMetadataStore
+from spark_ledger.stream.several import AppendedStreams
 from spark_ledger.transport.memory import MemoryTransport
 from tests.unit.spark_ledger.client.world import World, run
 
@@ -60,6 +61,34 @@ def test_append_to_several_streams_is_one_transaction() -> None:
                 ]
             stream = await client.stream("b")
             assert [batch.num_rows async for batch in stream.read()] == [1]
+
+    run(test)
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_client_whose_streams_cannot_be_closed_is_closed_all_the_same(
+    leaves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its session goes on, and the keeper leaves its open ledgers alone."""
+
+    async def test(world: World) -> None:
+        client = await client_of(world)
+        reached = asyncio.Event()
+
+        async def hangs(self: AppendedStreams) -> None:
+            reached.set()
+            if not leaves:
+                raise LedgerError("no answer")
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(AppendedStreams, "close", hangs)
+        closing = asyncio.create_task(client.close())
+        await reached.wait()
+        if leaves:
+            closing.cancel()
+        with pytest.raises(asyncio.CancelledError if leaves else LedgerError):
+            await closing
+        assert cast(MemoryMetadataStore, client.store)._closed
 
     run(test)
 

@@ -38,6 +38,9 @@ class Operation:
     async def act(self, client: LedgerClient) -> Any:
         """The operation."""
 
+    async def overtake(self, client: LedgerClient) -> None:
+        """What somebody else does of the same in the middle of the operation."""
+
     async def check(self, client: LedgerClient, outcome: Any) -> None:
         """What has to be true whatever came of it."""
 

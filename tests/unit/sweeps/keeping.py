@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,10 +15,11 @@ from spark_ledger.errors import (
     ConfigurationError,
     ConflictError,
     LedgerError,
+    NotFoundError,
 )
 from spark_ledger.keeper.config import KeeperConfig
 from spark_ledger.keeper.keeper import Keeper
-from spark_ledger.keeper.nodes import read_state
+from spark_ledger.keeper.nodes import ELECTED_PATH, read_state
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.cluster import read_cluster
 from spark_ledger.metadata.cookies import BookieCookie, cookie_path, encode_cookie, leaving_path
@@ -57,6 +59,12 @@ class RunAKeeper(Operation):
             return "done"
         finally:
             await keeper._election.resign()
+
+    async def overtake(self, client: LedgerClient) -> None:
+        """The session of the keeper is lost, and another one elected, unnoticed."""
+        with contextlib.suppress(NotFoundError):
+            await client.store.delete(ELECTED_PATH)
+        await RunAKeeper.act(self, client)
 
     async def check(self, client: LedgerClient, outcome: Any) -> None:
         await self.client.close()  # a keeper that could not resign goes with its session
@@ -189,6 +197,9 @@ class RepairALedger(Operation):
         await Auditor(client, AuditorConfig(lost_bookie_delay_s=0.0)).run_pass()
         await Worker(client, WorkerConfig(at_once=1)).run_pass()
         return "done"
+
+    async def overtake(self, client: LedgerClient) -> None:
+        await self.act(client)
 
     async def check(self, client: LedgerClient, outcome: Any) -> None:
         await self.client.close()  # what it had locked goes with its session

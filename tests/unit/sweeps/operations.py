@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.unit.sweeps.base import Operation
+from tests.unit.sweeps.duties import DUTIES
 from tests.unit.sweeps.keeping import (
     KeepABookieRegistered,
     KeepAKeeper,
@@ -15,6 +17,7 @@ from tests.unit.sweeps.streams import (
     AppendALongList,
     AppendRows,
     AppendRowsWithoutAName,
+    AppendToTwoStreams,
     CreateAStream,
     DeleteAStream,
     MergeASchema,
@@ -23,7 +26,7 @@ from tests.unit.sweeps.streams import (
     TailRows,
 )
 
-OPERATIONS = (
+OPERATIONS: tuple[type[Operation], ...] = (
     WriteALedger,
     RecoverALedger,
     ReplaceABookie,
@@ -43,4 +46,9 @@ OPERATIONS = (
     KeepABookieRegistered,
     StartABookie,
     RepairALedger,
+    AppendToTwoStreams,
+    *DUTIES,
 )
+
+OVERTAKEN = tuple(each for each in OPERATIONS if each.overtake is not Operation.overtake)
+"""Those that somebody else may do at the same time, as keepers that follow each other."""

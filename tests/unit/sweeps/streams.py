@@ -17,6 +17,8 @@ from spark_ledger.errors import (
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.commit import committer
 from spark_ledger.stream.ledgers import TAG_STREAM_ID
+from spark_ledger.stream.model import Commit
+from spark_ledger.stream.several import AppendedStreams
 from spark_ledger.stream.stream import Stream
 from tests.unit.spark_ledger.stream.world import small_manifests
 from tests.unit.sweeps.base import Operation
@@ -88,6 +90,43 @@ class AppendRowsWithoutAName(OfAStream):
             assert outcome.outcome_unknown or before == [0, 9], "it says that nothing happened"
         elif outcome is not None:
             assert before == [0, 9, 1]
+        await super().check(client, outcome)
+
+
+class AppendToTwoStreams(OfAStream):
+    """Append to two streams in one transaction: both have the rows, or none has."""
+
+    async def prepare(self, client: LedgerClient) -> None:
+        await super().prepare(client)
+        self.other = await StreamCatalog(client).create("t", SCHEMA)
+
+    async def open(self, client: LedgerClient) -> None:
+        await super().open(client)
+        self.appended = AppendedStreams(StreamCatalog(client))
+
+    async def act(self, client: LedgerClient) -> Any:
+        return await self._append(self.appended)
+
+    async def _append(self, appended: AppendedStreams) -> dict[str, Commit]:
+        data = {"s": rows(1), "t": rows(2)}
+        return await appended.append_to(data, sink_id="q", transaction_id=1)
+
+    async def check(self, client: LedgerClient, outcome: Any) -> None:
+        before = [await rows_of(self.healthy), await rows_of(self.other)]
+        assert before in ([[0, 9], []], [[0, 9, 1], [2]])
+        is_done = before[1] == [2]
+        if isinstance(outcome, LedgerError):
+            assert outcome.outcome_unknown or not is_done, "it says that nothing happened"
+        elif outcome is not None:
+            assert is_done
+        with contextlib.suppress(LedgerError):  # its connection may be closed
+            await self.appended.close()
+        again = AppendedStreams(StreamCatalog(client))
+        found = await self._append(again)
+        assert [commit.applied for commit in found.values()] == [not is_done] * 2
+        await again.close()
+        assert [await rows_of(self.healthy), await rows_of(self.other)] == [[0, 9, 1], [2]]
+        await self.other.close()
         await super().check(client, outcome)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from functools import partial
 from itertools import count
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from tests.effort import SWEPT_CALLS, in_shares
 from tests.unit.spark_ledger.client.world import World
 from tests.unit.sweeps.base import Operation
-from tests.unit.sweeps.operations import OPERATIONS
+from tests.unit.sweeps.operations import OPERATIONS, OVERTAKEN
 from tests.unit.sweeps.trouble import (
     Kind,
     Trouble,
@@ -56,6 +57,7 @@ async def _run(
     client, operation.store = await troubled_client(world, trouble)
     operation.client = client
     await operation.open(client)
+    trouble.overtake = partial(operation.overtake, healthy)
     trouble.past = copy_of(world.tree)
     await operation.meanwhile(healthy)
     began = loop.time()
@@ -73,7 +75,7 @@ async def _run(
     assert errors == [], "every error is handled"
 
 
-KINDS: list[Kind] = [kind for kind in Kind if kind is not Kind.NOTHING]
+KINDS: list[Kind] = [kind for kind in Kind if kind not in (Kind.NOTHING, Kind.OVERTAKEN)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -82,8 +84,21 @@ KINDS: list[Kind] = [kind for kind in Kind if kind is not Kind.NOTHING]
 def test_operation_in_trouble_ends_and_can_be_repeated(
     make: type[Operation], kind: Kind, part: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    errors: list[object] = []  # that the loop was told of, because nobody handled them
     first = (part + KINDS.index(kind) + OPERATIONS.index(make)) % SWEPT_CALLS.proof + 1
+    _sweep(make, kind, first, monkeypatch)
+
+
+@pytest.mark.parametrize("make", OVERTAKEN, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("part", in_shares(list(range(SWEPT_CALLS.proof)), SWEPT_CALLS))
+def test_operation_that_another_overtakes_in_the_middle_does_no_harm(
+    make: type[Operation], part: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = (part + OPERATIONS.index(make)) % SWEPT_CALLS.proof + 1
+    _sweep(make, Kind.OVERTAKEN, first, monkeypatch)
+
+
+def _sweep(make: type[Operation], kind: Kind, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors: list[object] = []  # that the loop was told of, because nobody handled them
     for at in count(first, SWEPT_CALLS.proof):
         trouble = Trouble(kind, at)
         try:

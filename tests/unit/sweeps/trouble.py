@@ -50,6 +50,8 @@ class Kind(StrEnum):
     LAGS = "lags"
     """The metadata server that answers lags behind what others have changed for a moment, until it
     is asked for what is newest, or the client has written."""
+    OVERTAKEN = "overtaken"
+    """Somebody else does the same before the call has an effect, all of it."""
 
 
 class Trouble:
@@ -65,6 +67,8 @@ class Trouble:
         """Cancels the caller."""
         self.close: Callable[[], Coroutine[Any, Any, None]]
         """Closes the connection."""
+        self.overtake: Callable[[], Coroutine[Any, Any, None]]
+        """Has somebody else do the same."""
         self.past = MemoryTree()
         """What a server that lags knows."""
         self.is_behind = False
@@ -88,6 +92,8 @@ class Trouble:
         if kind is Kind.LEFT_BEFORE:
             self.leave()
             await asyncio.sleep(0)
+        elif kind is Kind.OVERTAKEN:
+            await self.overtake()
 
     async def after(self, kind: Kind, expire: Callable[[], None]) -> None:
         """It had its effect, and the reply is on its way."""

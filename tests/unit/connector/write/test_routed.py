@@ -11,18 +11,21 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from connector import sessions
+from connector import retry, sessions
 from connector.options import WriteOptions, write_options
 from connector.write import routed
 from connector.write.routed import RoutedBatchWriter, RoutedStreamWriter
 from spark_ledger.errors import (
     ConfigurationError,
     ConflictError,
+    LedgerError,
     NoSuchStreamError,
+    NotEnoughBookiesError,
     OutcomeUnknownError,
     SchemaMismatchError,
 )
 from spark_ledger.metadata.memory import Outcome
+from spark_ledger.stream.blocking import SegmentWriter
 from tests.unit.connector.world import Cluster, Task, cluster, copied
 
 __all__ = ["cluster"]
@@ -225,6 +228,36 @@ def test_rows_of_a_task_that_failed_are_in_no_stream(
         writer.write(ends_early())
     micro_batch(monkeypatch, 0, rows)
     assert [cluster.rows(name) for name in "xyz"] == [[1], [2], [3]]
+
+
+@pytest.mark.parametrize("call", range(1, 8))
+@pytest.mark.parametrize("kind", [NotEnoughBookiesError, OutcomeUnknownError])
+def test_rows_of_a_task_that_met_trouble_in_one_stream_are_in_each_once(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, call: int, kind: type[LedgerError]
+) -> None:
+    """A writer serves the next attempt too: what the others have taken is forgotten with it."""
+    monkeypatch.setattr(retry, "RETRY_PAUSES_S", (0.0,))
+    rows, count = [("x", 1), ("y", 2), ("x", 3), ("z", 4)], 0
+
+    def in_trouble(name: str) -> None:
+        right = getattr(SegmentWriter, name)
+
+        def failing(writer: SegmentWriter, *given: Any, **named: Any) -> Any:
+            nonlocal count
+            count += 1
+            found = right(writer, *given, **named)
+            if count == call:
+                raise kind("down")
+            return found
+
+        monkeypatch.setattr(SegmentWriter, name, failing)
+
+    in_trouble("write")
+    in_trouble("finish")
+    micro_batch(monkeypatch, 0, rows)
+    assert count == 6 + call if call <= 6 else count == 6, "three streams, each written and ended"
+    micro_batch(monkeypatch, 1, [("x", 5), ("y", 6)])
+    assert [cluster.rows(name) for name in "xyz"] == [[1, 3, 5], [2, 6], [4]]
 
 
 def test_new_columns_of_routed_rows_come_to_each_stream_that_lacks_them(

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
-from spark_ledger.errors import ConflictError, DataLossError
+from spark_ledger.errors import (
+    BookieUnavailableError,
+    ConflictError,
+    DataLossError,
+    LedgerError,
+    MetadataUnavailableError,
+)
 from spark_ledger.keeper import streams
 from spark_ledger.keeper.keeper import Keeper
+from spark_ledger.keeper.nodes import read_swept
 from spark_ledger.limits.keeper import CONFLICTS_TO_SAY, DROPPED_LEAST_S
 from spark_ledger.limits.metadata import METADATA_TIMEOUT_S
 from spark_ledger.metadata.base import Operation
@@ -20,6 +28,7 @@ from spark_ledger.stream.commit.commit_log import CommitLog
 from spark_ledger.stream.commit.committer import COMMIT_TIMEOUT_S
 from spark_ledger.stream.format.metadata_column import PositionedBatch
 from spark_ledger.stream.model import Retention
+from spark_ledger.stream.retention.handle import StreamRetention
 from spark_ledger.stream.stream import Stream
 from tests.unit.spark_ledger.client.world import World, run, run_virtually
 from tests.unit.spark_ledger.keeper.test_streams import (
@@ -187,6 +196,67 @@ def test_stream_of_which_much_waits_is_visited_at_each_pass() -> None:
         visits.clear()
         await passes(keeper, clock, 60)
         assert visits == {"s": 1, "calm": 1}, "nothing is left to hurry for"
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "error", [ConflictError("changed"), BookieUnavailableError("a"), MetadataUnavailableError("b")]
+)
+@pytest.mark.parametrize("step", ["apply", "extent"])
+def test_stream_whose_visit_fails_is_visited_at_the_next_pass_too(
+    error: LedgerError, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else what is written until the next whole sweep would lie beside what waits already."""
+
+    async def test(world: World) -> None:
+        clock = Clock()
+        _, keeper = await crowded(world, clock)
+        sweeper = keeper._stream_keeper
+        before = await read_swept(keeper._store)
+        assert before is not None and before.value.reclaimable_commits == 7
+        assert sweeper._hurried == {"s"}
+        right = getattr(StreamRetention, step)
+
+        async def failing(*_arguments: object) -> NoReturn:
+            raise error
+
+        monkeypatch.setattr(StreamRetention, step, failing)
+        clock.now += 10.0
+        with contextlib.suppress(MetadataUnavailableError):
+            await keeper.run_pass()
+        assert await read_swept(keeper._store) == before, "it waits still"
+        monkeypatch.setattr(StreamRetention, step, right)
+        for _ in range(7):
+            clock.now += 10.0
+            assert sweeper.hurries
+            await keeper.run_pass()
+        assert sweeper._swept, "its visits give back what has waited"
+
+    run(test)
+
+
+def test_stream_that_is_deleted_is_not_hurried_for() -> None:
+    async def test(world: World) -> None:
+        clock = Clock()
+        stream, keeper = await crowded(world, clock)
+        assert keeper._stream_keeper.hurries
+        await StreamCatalog(await world.client()).delete("s")
+        await stream.close()
+        await passes(keeper, clock, 10)
+        assert not keeper._stream_keeper.hurries
+
+    run(test)
+
+
+def test_stream_that_keeps_all_from_now_on_is_not_hurried_for() -> None:
+    async def test(world: World) -> None:
+        clock = Clock()
+        stream, keeper = await crowded(world, clock)
+        assert keeper._stream_keeper.hurries
+        await stream.retention.set_limits(Retention())
+        await passes(keeper, clock, 10)
+        assert not keeper._stream_keeper.hurries
 
     run(test)
 

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from spark_ledger.errors import NotFoundError
-from spark_ledger.keeper.nodes import ELECTED_PATH, read_state
+from spark_ledger.keeper.nodes import (
+    AUDIT_PATH,
+    CLOCK_PATH,
+    ELECTED_PATH,
+    STATE_PATH,
+    SWEPT_PATH,
+    SweptNode,
+    read_state,
+    read_swept,
+)
 from spark_ledger.metadata.base import MetadataStore
 from tests.unit.spark_ledger.client.world import World, run, run_virtually
 from tests.unit.spark_ledger.keeper.world import Clock, keeper, passes
@@ -97,3 +108,53 @@ def test_error_of_a_pass_is_told_until_the_next_pass_goes_well() -> None:
             assert state is not None and state.value.last_error == error
 
     run(test)
+
+
+@pytest.mark.parametrize("node", [CLOCK_PATH, AUDIT_PATH])
+def test_keeper_whose_passes_all_fail_says_why_and_what_it_knows(node: str) -> None:
+    """What is known of dead writers goes on to the next keeper, and people see what is damaged."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        dead = await world.client()
+        await dead.create_ledger(until_named=True)
+        await dead.close()
+        await (await keeper(world, Clock())).elect()  # makes the nodes above
+        await client.store.delete(ELECTED_PATH)
+        await client.store.create(node, b"{")
+        for _ in range(3):
+            cared = await keeper(world, Clock())
+            cared._clock, cared._config = loop_time(), replace(cared._config, pass_s=1.0)
+            stop = asyncio.Event()
+            running = asyncio.ensure_future(cared.run(stop))
+            await asyncio.sleep(5.0)
+            stop.set()
+            await running
+            await cared._client.close()
+        state = await read_state(client.store)
+        assert state is not None and node in state.value.last_error
+        assert state.value.worked_s > 10.0
+        assert max(state.value.gone_s.values()) > 10.0
+
+    run_virtually(test)
+
+
+@pytest.mark.parametrize("node", [STATE_PATH, SWEPT_PATH])
+def test_damaged_node_of_what_keepers_have_done_is_written_anew(node: str) -> None:
+    async def test(world: World) -> None:
+        client, clock = await world.client(), Clock()
+        await client.store.create("keeper", b"")
+        await client.store.create(node, b"{")
+        cared = await keeper(world, clock)
+        assert await cared.elect()
+        await passes(cared, clock, 70)
+        await cared._save()
+        state, swept = await read_state(client.store), await read_swept(client.store)
+        assert state is not None and (state.value.worked_s, state.value.passes) == (70.0, 1)
+        assert swept is not None and swept.value == SweptNode()
+
+    run(test)
+
+
+def loop_time() -> Callable[[], float]:
+    return asyncio.get_running_loop().time

@@ -156,6 +156,21 @@ def test_packs_are_copied_at_a_rate_and_counted_for_the_next_keeper(
     run(test)
 
 
+def test_stream_whose_node_is_damaged_holds_up_no_other() -> None:
+    async def test(world: World) -> None:
+        first, stream = await optimized(world, "a"), await optimized(world)
+        await closed_commits(world, stream, 3)
+        clock = Clock()
+        cared = await elected(world, clock)
+        config = await cared._store.get(first._nodes.config_path)
+        await cared._store.put(first._nodes.config_path, b"{", config.version)
+        assert [each.stream async for each in cared.packable()] == ["s"]
+        await looked(cared, clock)
+        assert await packed(stream) == [(0, 2), (2, 5)]
+
+    run(test)
+
+
 def test_stream_that_cannot_be_read_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     write = Optimizer._write
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
+from typing import NoReturn
+
 import pytest
 
+from spark_ledger.errors import MetadataUnavailableError
+from spark_ledger.metadata.json_nodes import read_node
+from spark_ledger.repair.auditor import Auditor
+from spark_ledger.repair.nodes import STATE_PATH, AuditState
 from spark_ledger.types import BookieId
 from tests.unit.spark_ledger.client.world import World, run_virtually
-from tests.unit.spark_ledger.repair.world import crew, give_cookies, lacking, lose, marked
+from tests.unit.spark_ledger.repair.world import AUDIT, crew, give_cookies, lacking, lose, marked
 
 
 @pytest.mark.leaves_open("bookies that count as used", reason="some do, so that they come last")
@@ -33,3 +41,35 @@ def test_bookie_that_came_back_is_lost_like_any_other_the_next_time() -> None:
             await cared.passes(10)
 
     run_virtually(test, bookies=6)
+
+
+@pytest.mark.parametrize("failing", ["audit", "_count"])
+def test_auditor_whose_passes_all_fail_sees_who_is_lost_all_the_same(failing: str) -> None:
+    """It looks at the bookies first. What it saw counts, also for the auditor that follows."""
+
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        client = await world.client()
+        config = replace(AUDIT, lost_bookie_delay_s=5.0, pass_s=0.5)
+        auditor = Auditor(client, config)
+        tried: list[float] = []
+
+        async def away(*_arguments: object) -> NoReturn:
+            tried.append(asyncio.get_running_loop().time())
+            raise MetadataUnavailableError("away")
+
+        setattr(auditor, failing, away)
+        stop = asyncio.Event()
+        running = asyncio.ensure_future(auditor.run(stop, lambda: True))
+        await lose(world, "b0")
+        await asyncio.sleep(4.0)
+        await lose(world, "b1")
+        await asyncio.sleep(4.0)
+        stop.set()
+        await running
+        state = await read_node(client.store, AuditState, STATE_PATH)
+        assert state is not None and len(tried) >= 4
+        assert state.value.gone_s["b0"] >= 5.0 and state.value.gone_s["b1"] >= 3.0
+        assert state.value.audited == (() if failing == "audit" else ("b0",))
+
+    run_virtually(test, bookies=5)

@@ -93,6 +93,26 @@ def test_check_is_made_once_in_an_interval() -> None:
     run_virtually(test)
 
 
+@pytest.mark.parametrize("at_the_end", [False, True])
+def test_clock_that_was_years_ahead_puts_no_check_off_for_longer_than_an_interval(
+    at_the_end: bool,
+) -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        await closed(client)
+        checking = Checking(client)
+        if at_the_end:
+            assert not await checking.checker.run_pass()
+        right, checking.now = checking.now, checking.now + 200 * WEEK_S
+        assert await checking.checker.run_pass() is at_the_end
+        checking.now = right + 60.0
+        assert not await checking.checker.run_pass()
+        checking.now += WEEK_S
+        assert await checking.checker.run_pass()
+
+    run_virtually(test, bookies=5)
+
+
 def test_next_keeper_goes_on_where_the_last_one_stopped() -> None:
     async def test(world: World) -> None:
         client = await world.client()

@@ -6,9 +6,10 @@ import pytest
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.writer import LedgerWriter
+from spark_ledger.errors import MetadataUnavailableError
 from spark_ledger.metadata.cluster import ensure_cluster, set_placement
 from spark_ledger.repair.checker import Checker, CheckerConfig
-from spark_ledger.types import LedgerId, PlacementPolicy
+from spark_ledger.types import LedgerId, LedgerMetadata, PlacementPolicy, Versioned
 from tests.unit.spark_ledger.client.world import World, run_virtually
 from tests.unit.spark_ledger.repair.test_worker import filled
 from tests.unit.spark_ledger.repair.world import (
@@ -133,5 +134,45 @@ def test_closed_ledger_is_found_by_its_check() -> None:
         checker = Checker(checking, CheckerConfig(members_per_s=1e6))
         await checker.check(LedgerId(writer.ledger_id))
         assert await marked(world) == {writer.ledger_id: 3}
+
+    run_virtually(test, bookies=6, racks=2)
+
+
+@pytest.mark.parametrize("trouble", ["the store is away", "most bookies are gone"])
+def test_audit_of_another_policy_that_was_broken_off_is_made_later(trouble: str) -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await in_one_rack(world, client)
+        cared = await with_policy(world, PlacementPolicy(min_racks=2))
+        gone = [name for name in world.bookies if trouble == "most bookies are gone"][:4]
+        for name in gone:
+            await world._registries[name].deregister()
+        read, left = cared.auditor._ledgers.read, 1 - bool(gone)
+
+        async def away_once(ledger_id: LedgerId) -> Versioned[LedgerMetadata]:
+            nonlocal left
+            left -= 1
+            if left >= 0:
+                raise MetadataUnavailableError("away")
+            return await read(ledger_id)
+
+        cared.auditor._ledgers.read = away_once  # type: ignore[method-assign]
+        cared.clock.now += 10.0
+        if gone:
+            assert (await cared.auditor.run_pass()).stopped
+        else:
+            with pytest.raises(MetadataUnavailableError):
+                await cared.auditor.run_pass()
+        assert await marked(world) == {}
+        for name in gone:
+            await world.register(name)
+        await cared.auditor._context.directory.refresh(all_again=True)
+        cared.clock.now += 10.0
+        await cared.auditor.run_pass()
+        assert await marked(world) == {writer.ledger_id: 3}
+        reads = left
+        cared.clock.now += 10.0
+        await cared.auditor.run_pass()
+        assert left == reads, "one whole audit is enough"
 
     run_virtually(test, bookies=6, racks=2)

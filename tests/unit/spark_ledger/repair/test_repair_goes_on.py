@@ -48,6 +48,46 @@ def test_fragment_that_is_lost_keeps_no_other_from_its_copies() -> None:
     run_virtually(test, bookies=6)
 
 
+def test_end_that_cannot_be_recovered_keeps_no_fragment_before_it_from_its_copies() -> None:
+    """Its last fragment has one bookie left that answers: too few to find its end."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await filled(client)
+        first, second, third = writer.metadata.last_fragment.bookies
+        world.kill(second)
+        for number in range(10):
+            await writer.append(b"%d" % number)
+        world.revive(second)
+        begin, end = (await client.ledger_metadata(writer.ledger_id)).fragments
+        assert first in end.bookies and second not in end.bookies
+        await lose(world, first)
+        silent = {third, *end.bookies} - {first}
+        for each in silent:
+            world.kill(each)
+        await mark(client.store, writer.ledger_id, frozenset([BookieId(first)]), 1)
+        cared = await crew(world, open_grace_s=0.0)
+        await cared.worker.run_pass()
+        metadata = await client.ledger_metadata(writer.ledger_id)
+        begin, end = metadata.fragments
+        assert not metadata.is_closed and first in end.bookies
+        assert first not in begin.bookies, "its entries are on the second bookie"
+        assert set(await marked(world)) == {writer.ledger_id}, "something is left to do"
+        failed = await read_node(client.store, FailedRepair, id_path(FAILED_PATH, writer.ledger_id))
+        assert failed is not None
+        for _ in range(8):  # nobody tells when they answer: they were registered all the time
+            cared.clock.now += 3600.0
+            await cared.worker.run_pass()
+        for each in silent:
+            world.revive(each)
+        cared.clock.now += 60.0
+        await cared.worker.run_pass()
+        assert (await client.ledger_metadata(writer.ledger_id)).is_closed
+        assert await lacking(world, client, writer.ledger_id) == [] and await marked(world) == {}
+
+    run_virtually(test, bookies=8)
+
+
 def test_ledger_that_fails_is_tried_twice_as_late_each_time_up_to_a_bound() -> None:
     async def test(world: World) -> None:
         client = await world.client()

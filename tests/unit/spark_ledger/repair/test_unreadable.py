@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -11,16 +12,28 @@ from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import (
     ConfigurationError,
     CorruptionError,
+    LedgerError,
     MetadataRestoredError,
     MetadataUnavailableError,
     NoSuchLedgerError,
+    NotFoundError,
 )
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.ledgers import is_unreadable, ledger_path
-from spark_ledger.repair.checker import CheckerConfig
+from spark_ledger.metadata.unsettled import id_path
+from spark_ledger.repair.checker import Checker, CheckerConfig
 from spark_ledger.repair.closed import ClosedCheck
 from spark_ledger.repair.decommission import decommission
-from spark_ledger.repair.nodes import mark
+from spark_ledger.repair.nodes import (
+    CHECK_PATH,
+    CLOSED_PATH,
+    COUNTS_PATH,
+    DONE_PATH,
+    FAILED_PATH,
+    STATE_PATH,
+    mark,
+    mark_root,
+)
 from spark_ledger.repair.plan import all_names
 from spark_ledger.repair.rebalance import Rebalance, RebalanceConfig
 from spark_ledger.repair.status import look
@@ -31,7 +44,7 @@ from tests.unit.spark_ledger.keeper.test_audit import AUDIT_S, elected, ids, lef
 from tests.unit.spark_ledger.keeper.world import Clock, keeper, passes
 from tests.unit.spark_ledger.repair.test_checker import Checking, closed, wipe
 from tests.unit.spark_ledger.repair.test_worker import filled
-from tests.unit.spark_ledger.repair.world import WORK, crew, give_cookies, lose, marked
+from tests.unit.spark_ledger.repair.world import WORK, crew, give_cookies, lacking, lose, marked
 
 DAMAGED = b"?"
 
@@ -57,6 +70,52 @@ def test_copies_of_the_others_are_made_again() -> None:
             assert name not in all_names(await client.ledger_metadata(writer.ledger_id))
         assert isinstance(cared.auditor.unreadable, CorruptionError)
         assert await marked(world) == {}
+
+    run_virtually(test, bookies=5)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        STATE_PATH,
+        COUNTS_PATH,
+        DONE_PATH,
+        CHECK_PATH,
+        CLOSED_PATH,
+        id_path(mark_root(2), LedgerId(1)),
+        id_path(FAILED_PATH, LedgerId(1)),
+    ],
+)
+def test_damaged_node_of_repair_keeps_no_ledger_from_its_copies(path: str) -> None:
+    """What it said is looked for again, and it is written anew."""
+
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        client = await world.client()
+        writers = [await filled(client) for _ in range(2)]
+        for writer in writers:
+            await writer.close()
+        assert writers[0].ledger_id == 1
+        cared, checker = await crew(world), Checker(client, CheckerConfig(members_per_s=1e6))
+        closed_ledgers = ClosedCheck(client, checker, CheckerConfig())
+        await cared.auditor.run_pass()
+        with contextlib.suppress(NotFoundError):
+            await client.store.delete(path)
+        await client.store.create(path, DAMAGED)
+        name = writers[0].metadata.last_fragment.bookies[0]
+        await lose(world, name)
+        wipe(world, writers[1].metadata.last_fragment.bookies[1], writers[1], 3)
+        for _ in range(13):
+            with contextlib.suppress(LedgerError):  # the worker's, until the auditor was there
+                await cared.passes(10)
+        await checker.run_pass()
+        await closed_ledgers.run_pass()
+        await cared.worker.run_pass()
+        for writer in writers:
+            assert name not in all_names(await client.ledger_metadata(writer.ledger_id))
+            assert await lacking(world, client, writer.ledger_id) == []
+        assert await marked(world) == {}
+        assert not (await look(client.store)).failed
 
     run_virtually(test, bookies=5)
 

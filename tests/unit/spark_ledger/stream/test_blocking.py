@@ -11,7 +11,12 @@ import pytest
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.portal import BlockingPortal
-from spark_ledger.errors import LedgerClosedError, NoSuchStreamError, SchemaMismatchError
+from spark_ledger.errors import (
+    LedgerClosedError,
+    LedgerError,
+    NoSuchStreamError,
+    SchemaMismatchError,
+)
 from spark_ledger.stream.blocking import StreamConnection
 from spark_ledger.stream.ranges import ranges_between
 from spark_ledger.types import Dlsn
@@ -137,3 +142,37 @@ def test_closing_a_connection_closes_the_ledgers_of_its_streams() -> None:
         assert not any(ledger.closed for ledger in client.ledgers.values())
     assert len(client.ledgers) == 2
     assert all(ledger.closed for ledger in client.ledgers.values())
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, LedgerError])
+@pytest.mark.parametrize("failing", [1, 2, 3, 4, 5])
+def test_connection_whose_close_fails_at_one_of_its_streams_is_closed_all_the_same(
+    failing: int, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its session goes on, and the keeper leaves its open ledgers alone. The first four are
+    streams and writers, the fifth those of ``append_to``."""
+    client, calls = Client(), 0
+    connection = StreamConnection(BlockingPortal.get(), cast(LedgerClient, client))
+    streams = [connection.create_stream(name, SCHEMA) for name in ("a", "b")]
+    writers = [stream.writer() for stream in streams]
+    for stream, writer in zip(streams, writers, strict=True):
+        stream.append(table(0))
+        writer.write(table(1))
+        writer.finish()
+    call = BlockingPortal.call
+
+    def interrupted(portal: BlockingPortal, work: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        found = call(portal, work)
+        if calls == failing:
+            raise error
+        return found
+
+    monkeypatch.setattr(BlockingPortal, "call", interrupted)
+    with pytest.raises(error):
+        connection.close()
+    assert client.store._closed
+    before = calls
+    connection.close()
+    assert calls == before, "it is closed"

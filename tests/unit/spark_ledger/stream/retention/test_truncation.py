@@ -172,6 +172,19 @@ def test_truncate_whose_reply_is_lost_is_done_once(outcomes: list[Outcome]) -> N
     run(scenario())
 
 
+@pytest.mark.parametrize("outcomes", [[Outcome.LOST_REPLY], [Outcome.LOST_REQUEST]])
+def test_release_whose_reply_is_lost_says_that_there_was_a_hold(outcomes: list[Outcome]) -> None:
+    async def scenario() -> None:
+        ledgers, stream = await stream_of(4)
+        await stream.retention.hold("slow", (2,), for_s=60)
+        _, streams = another(ledgers, Faults(outcomes))
+        other = await streams.open("s")
+        assert await other.retention.release("slow")
+        assert await stream.retention.holds() == []
+
+    run(scenario())
+
+
 def test_repeated_transaction_whose_commit_was_truncated_changes_nothing() -> None:
     async def scenario() -> None:
         ledgers, stream = await stream_of(2)
