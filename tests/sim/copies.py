@@ -141,8 +141,10 @@ class Arrival:
     def _refused(self, process: Process, error: LedgerError) -> None:
         node = self.node
         self._end(process)
-        if self.original is None and self.world_was_restored:
-            node.say(f"{node.name} waits for `ledger cluster restored`: {error}")
+        if self.original is None and (
+            self.world_was_restored or node.world.faults["metadata away"]
+        ):
+            node.say(f"{node.name} waits for its cluster's metadata: {error}")
             node.restart_later()
             return
         if self.original is None:

@@ -10,6 +10,7 @@ from itertools import permutations
 from bookie_server.storage.index.base import IndexRow
 from tests.sim.clients import Client, WriterClient
 from tests.sim.copies import Copier
+from tests.sim.emptying import Emptier
 from tests.sim.node import BookieNode
 from tests.sim.restoring import Restorer
 from tests.sim.world import World
@@ -42,6 +43,7 @@ class Nemesis:
         }
         self._copier = Copier(world)
         self._restorer = Restorer(world) if world.options.restores else None
+        self._emptier = Emptier(world) if world.options.empties else None
         self._next()
 
     def _next(self) -> None:
@@ -86,6 +88,8 @@ class Nemesis:
                 world.loop.resume(client.process)
         if self._restorer is not None:
             self._restorer.heal()
+        if self._emptier is not None:
+            self._emptier.heal()
 
     # -- choosing ----------------------------------------------------------------------------------
 

@@ -116,6 +116,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether disks are copied, and bookies started on the copies."""
     restores: bool = False
     """Whether ZooKeeper is restored from a backup."""
+    empties: bool = False
+    """Whether ZooKeeper comes back without its data for a while, and then with all of them."""
     late_writes: bool = False
     """Whether writes to ZooKeeper may be long on their way, and come when their sender is dead."""
     stalls: bool = False
@@ -228,6 +230,9 @@ def draw_options(seed: int) -> Options:
     racks = random.Random(f"rack loss {seed}")  # it came later: other seeds stay as they were
     if racks.random() < 0.04 and stream is None and not rot:
         return _without_a_rack(options, racks.choice(["for good", "returns"]))
+    emptied = random.Random(f"empties {seed}")  # likewise
+    if emptied.random() < 0.05 and not options.restores:
+        options = msgspec.structs.replace(options, empties=True)
     if options.ledger_stalls:  # else the write cache is hardly ever full
         options = msgspec.structs.replace(options, write_cache_bytes=8192)
     if options.false_fences or options.lonely_tails:
@@ -286,6 +291,7 @@ def _all_well(options: Options) -> Options:
         ledgers=ledgers,
         copies=False,
         restores=False,
+        empties=False,
         late_writes=False,
         stalls=False,
         ledger_stalls=False,

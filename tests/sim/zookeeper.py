@@ -22,7 +22,10 @@ from spark_ledger.errors import (
 )
 from spark_ledger.lab.simulation.loop import Process
 from spark_ledger.metadata.base import Create, Delete, Operation, Put, Watch, check_path
+from spark_ledger.metadata.cluster import CLUSTER_PATH, cluster_identity
 from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree, _Node
+from spark_ledger.metadata.uri import ZooKeeperAddress
+from spark_ledger.metadata.zookeeper.identity import StoreIdentity
 from spark_ledger.types import Versioned
 from tests.sim.base import SimBase
 
@@ -35,6 +38,7 @@ Backup: TypeAlias = tuple[int, dict[str, tuple[bytes, int, int]]]
 """The number of the last change, and the nodes that are not ephemeral: data, version, changes."""
 
 _HISTORY_MAX = 4
+_ADDRESS = ZooKeeperAddress("simulated:2181", "/ledger")
 _REGISTRATIONS = ("bookies/writable/", "bookies/readonly")
 
 
@@ -96,6 +100,10 @@ class SimTree(MemoryTree):
                 above, _, name = path.rpartition("/")
                 self._children[above].add(name)
             self.past[path] = [(self.zxid, Versioned(data, version))]
+
+    def peek(self, path: str) -> Versioned[bytes] | None:
+        """A node as it is now, without a request; None if it is not there."""
+        return self.get(path) if path in self._nodes else None
 
     def at(self, path: str, zxid: int) -> Versioned[bytes]:
         """A node as it was after change ``zxid``, if that is still known."""
@@ -161,6 +169,7 @@ class SimStore(MemoryMetadataStore):
         self.seen = zookeeper.tree.zxid
         """The last change that this session has seen; its reads are never older."""
         self._went_back = ""
+        self._identity = StoreIdentity(_ADDRESS, CLUSTER_PATH, cluster_identity)
         self._gone = False
         """The session of a dead process has ended."""
 
@@ -209,7 +218,18 @@ class SimStore(MemoryMetadataStore):
         if shows and self.seen > self.changes.zxid:
             self._went_back = "ZooKeeper was restored from a backup"
         self.zookeeper.returning.discard(self.process.name)
+        if self._identity.is_known:  # as each new session of the store over ZooKeeper does
+            self._look_whose_it_is()
         self.expire()
+
+    def know(self, cluster: bytes) -> None:
+        """The node of the cluster whose ZooKeeper this has to be."""
+        self._identity.learn(CLUSTER_PATH, cluster)
+        self._look_whose_it_is()
+
+    def _look_whose_it_is(self) -> None:
+        node = self.tree.peek(CLUSTER_PATH)
+        self._identity.check(None if node is None else node.value)
 
     @property
     def restored(self) -> str:
@@ -258,6 +278,7 @@ class SimStore(MemoryMetadataStore):
 
     async def _read(self, name: str, path: str, act: Callable[[], R]) -> R:
         if path.startswith(_REGISTRATIONS) and not self.zookeeper.is_unreachable(self.process):
+            self._check_identity()
             return act()  # read in bulk after every change, and only hints: one delay is enough
         await self._reach(name, path)
         await asyncio.sleep(self._delay())
@@ -333,12 +354,18 @@ class SimStore(MemoryMetadataStore):
             if loop.now >= deadline:
                 raise MetadataUnavailableError(f"metadata {name} of {path!r}: not reachable")
             await asyncio.sleep(0.05)
+        self._check_identity()
+
+    def _check_identity(self) -> None:
+        if self._identity.fault is not None:
+            raise self._identity.fault
 
     def _check_open(self, name: str, path: str) -> None:
         if self._closed:
             raise MetadataUnavailableError("this handle of the metadata store is closed")
         if self.zookeeper.is_unreachable(self.process):
             raise MetadataUnavailableError(f"metadata {name} of {path!r}: connection lost")
+        self._check_identity()
 
     def _delay(self) -> float:
         return self.world.delay()
@@ -371,6 +398,8 @@ class SimZookeeper:
         self.returning: set[str] = set()
         """Processes that have not connected since the restore."""
         self.cut_off: set[str] = set()
+        self.cluster: bytes | None = None
+        """The cluster's node, in a schedule in which it may be missing for a while."""
         self.stores: dict[str, SimStore] = {}
         self._late = world.random_for("late writes") if world.options.late_writes else None
 
@@ -386,6 +415,8 @@ class SimZookeeper:
     def connect(self, process: Process) -> SimStore:
         """Open a session for a process."""
         store = self.stores[process.name] = SimStore(self, process)
+        if self.cluster is not None:  # who finds another one, or none, is not let in
+            store.know(self.cluster)
         return store
 
     def is_unreachable(self, process: Process) -> bool:
