@@ -65,6 +65,7 @@ from spark_ledger.limits.bookie import (
     BOOKIE_CONNECT_ATTEMPTS_S,
     BOOKIE_READS_END_S,
     BOOKIE_WITHDRAW_TIMEOUT_S,
+    THREAD_TURN_S,
 )
 from spark_ledger.limits.metadata import METADATA_TIMEOUT_S
 from spark_ledger.metadata.base import MetadataStore
@@ -112,6 +113,7 @@ def run(
         return EXIT_REFUSED
     share_heaps()
     keep_freed_memory(BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX)
+    sys.setswitchinterval(THREAD_TURN_S)
     server = BookieServer(config, ready_file=ready_file, format_if_new=format_if_new)
 
     async def serve() -> int:

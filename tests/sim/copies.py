@@ -223,7 +223,8 @@ class Copier:
         node = self.draw.choice(list(self.world.nodes.values()))
         copies = self._copies.setdefault(node.name, [])
         what = self.draw.choice(["copy", "beside", "clone", "in place"])
-        if node.arrival.original is not None:
+        knows = self.world.zookeeper.tree.peek(cookie_path(node.bookie_id)) is not None
+        if node.arrival.original is not None or not knows:
             return
         if what == "copy" or not copies:
             if read_start(node.disk.files, JOURNAL).noted is None:
@@ -234,9 +235,9 @@ class Copier:
             return
         if what == "clone":
             # A clone takes the place of an original whose session is lost; nobody can tell them.
-            if node.process is not None and not (
-                self.world.options.restores or "expire" in self.world.options.faults
-            ):
+            options = self.world.options
+            loses = options.restores or options.empties or "expire" in options.faults
+            if node.process is not None and not loses:
                 self.world.fault("clone beside the original", node.name)
                 node.arrival.start_rival(node.disk.files.crash_clone(None), "a clone")
             return

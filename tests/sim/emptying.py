@@ -1,4 +1,4 @@
-"""ZooKeeper comes back without its data for a while, as from a wrong disk, and then with all of them.
+"""ZooKeeper comes back without its data for a while, as from a wrong disk, then with all of them.
 
 Nothing is lost by it, so everything is judged as if ZooKeeper had been away: nobody may take the
 missing nodes for deletions, and all goes on by itself once they are back.

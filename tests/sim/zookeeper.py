@@ -228,7 +228,7 @@ class SimStore(MemoryMetadataStore):
         self._look_whose_it_is()
 
     def _look_whose_it_is(self) -> None:
-        node = self.tree.peek(CLUSTER_PATH)
+        node = self.changes.peek(CLUSTER_PATH)
         self._identity.check(None if node is None else node.value)
 
     @property

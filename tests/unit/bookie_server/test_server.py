@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -155,10 +156,13 @@ def test_predecessor_that_lives_ends_the_start_with_its_own_code(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bookies, "REGISTRATION_MARGIN_S", 0.1)
+    turns_s: list[float] = []
+    monkeypatch.setattr(sys, "setswitchinterval", turns_s.append)
     asyncio.run(cluster.leave_node())
     assert server.run(cluster.config, format_if_new=True) == EXIT_REPLACED
     assert cluster.tree.children("bookies/writable") == [B]
     assert cluster.cookie().start is None
+    assert len(turns_s) == 1 and turns_s[0] < 0.005, "the loop waits so long behind each thread"
 
 
 @pytest.mark.parametrize("how", ["later start", "other registration"])
