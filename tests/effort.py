@@ -72,6 +72,9 @@ network would meet fewer kinds of faults than the test asks for."""
 ENDURANCE_SECONDS: Final = Share(0, 300)
 """How long a query is watched whose workers are killed one after the other. By hand: an hour."""
 
+MANY_QUERIES_SECONDS: Final = Share(0, 180)
+"""How long the memory of a driver with ten queries is watched, from a minute after their start."""
+
 LOSSES_SECONDS: Final = Share(0, 180)
 """How long a stranger takes bookies away from writers. By hand: ten minutes."""
 
@@ -133,6 +136,9 @@ ONLY_IN_PROOF: Final = (
     "test_restored_zookeeper_changes_no_ledger_and_gives_no_id_again",
     "tests/spark/test_clusters.py::test_executors_die_and_a_task_hangs_and_each_row_is_there_once",
     "tests/spark/test_clusters.py::test_package_comes_with_the_job",
+    "tests/spark/test_delta_times.py::test_times_are_the_same_in_delta_and_back",
+    "tests/spark/test_speculation.py::"
+    "test_of_two_attempts_one_counts_and_nothing_of_the_other_is_left",
     "tests/spark/test_connect.py::test_thin_client_writes_follows_and_reads",
     "tests/spark/test_crashes.py::test_slow_driver_cannot_commit_after_a_second_one",
     "tests/spark/test_migrate.py::test_migration_copies_each_record_once_and_proves_it",
@@ -162,6 +168,8 @@ ONLY_IN_PROOF: Final = (
 - two sinks: ``integration/test_streams.py`` has several processes that commit to one stream;
 - an outage of bookies under a raw ledger: under a stream's query;
 - killed workers and drivers, so that tasks are repeated, and clusters of processes with them;
+- two attempts of a task on two hosts: ``unit/connector/write/test_attempts.py``;
+- times in Delta: every type in two zones, in ``tests/spark/test_types.py``;
 - the page of claims: ``tests/style`` has each claim on it, and the first claims are run;
 - the measure of branches: the tests that it measures."""
 

@@ -52,6 +52,9 @@ class StreamNodes:
         self.manifests_path = f"{self.root}/manifests"
         self.holds_path = f"{self.root}/holds"
         self.packs_path = f"{self.root}/packs"
+        self._decoded: tuple[bytes, StreamConfig] | None = None
+        """The configuration that was read last, and what it says. It is read for each micro-batch,
+        and hardly ever changes; who compares schemas knows one that they have seen."""
 
     def identity_path(self, stream_id: str) -> str:
         """The node that this stream has and no later one of its name (rule T7).
@@ -83,7 +86,11 @@ class StreamNodes:
             node = await self.store.get(self.config_path)
         except NotFoundError as error:
             raise self.no_such_stream() from error
-        return Versioned(codec.decode_config(node.value, self.config_path), node.version)
+        known = self._decoded
+        if known is None or known[0] != node.value:
+            known = node.value, codec.decode_config(node.value, self.config_path)
+            self._decoded = known
+        return Versioned(known[1], node.version)
 
     async def replace_config(self, data: bytes, stream_id: str, version: int) -> None:
         """Replace the configuration if it has this version and is that of this stream.

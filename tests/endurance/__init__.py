@@ -1,5 +1,9 @@
-"""A query that loses a worker again and again: what piles up, and what is left at its end.
+"""Queries that run for long: what piles up, and what is left at their end.
 
-``query`` is the driver, ``killing`` ends its workers, ``looking`` counts what the cluster holds,
-``judging`` says whether it grew.
+``python -m tests.endurance``: one that loses a worker again and again. ``query`` is its driver,
+``killing`` ends its workers, ``looking`` counts what the cluster holds, ``judging`` says whether it
+grew, ``keeping`` cleans up behind them.
+
+``python -m tests.endurance.many``: ten on one driver. ``many_queries`` is that driver, ``memory``
+measures its processes.
 """

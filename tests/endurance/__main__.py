@@ -23,21 +23,15 @@ from spark_ledger.metadata.base import SizedStore
 from spark_ledger.metadata.connect import open_store
 from spark_ledger.stream.blocking import StreamConnection
 from tests.endurance.judging import growth, leftovers, rows
+from tests.endurance.keeping import keep, settle
 from tests.endurance.killing import Driver
 from tests.endurance.looking import Sample, look
 
 STREAM = "numbers"
 ROWS_PER_S = 100
-OWNER_GRACE_S = 5.0
-UNNAMED_GRACE_S = 30.0
-"""Three days by default, which no test waits for; longer than any task of this query."""
-
 LOOK_S = 5.0
 START_S = 300.0
 """For Spark's start on a busy machine."""
-
-SETTLE_S = 120.0
-"""After the end: both graces, sessions that have to expire, and a busy machine."""
 
 
 def main() -> int:
@@ -75,17 +69,12 @@ def run(options: argparse.Namespace, directory: Path) -> tuple[list[Sample], lis
         wrong = growth(samples)
         if code:
             wrong.append(f"the query ended with {code}: {(directory / 'driver.log').read_text()}")
-        samples.append(asyncio.run(settle(cluster.uri, samples[-1])))
+        last = samples[-1]
+        end = settle(cluster.uri, STREAM, seconds=last.seconds, kills=last.kills)
+        samples.append(asyncio.run(end))
+        print(samples[-1], flush=True)
         wrong += leftovers(samples[-1]) + rows(stored(cluster.uri))
     return samples, wrong, driver.starts
-
-
-def keep(cluster: LocalCluster) -> None:
-    """Start a keeper with graces that a test can wait for."""
-    argv = [sys.executable, "-m", "spark_ledger.cli", "keeper", "run", "--metadata", cluster.uri]
-    argv += ["--owner-grace", str(OWNER_GRACE_S), "--unnamed-grace", str(UNNAMED_GRACE_S)]
-    argv += ["--interval", "2"]
-    cluster.processes.spawn("keeper", argv, log=cluster.directory / "keeper.log")
 
 
 async def watch(uri: str, driver: Driver, options: argparse.Namespace) -> list[Sample]:
@@ -114,21 +103,6 @@ async def first_commit(store: SizedStore) -> None:
     async with asyncio.timeout(START_S):
         while not (await look(store, STREAM, 0.0, 0)).commits:
             await asyncio.sleep(1.0)
-
-
-async def settle(uri: str, before: Sample) -> Sample:
-    """Look until nothing is left, or SETTLE_S have passed."""
-    store = await open_store(uri)
-    deadline = time.monotonic() + SETTLE_S
-    try:
-        while True:
-            sample = await look(store, STREAM, before.seconds, before.kills)
-            if not leftovers(sample) or time.monotonic() > deadline:
-                print(sample, flush=True)
-                return sample
-            await asyncio.sleep(1.0)
-    finally:
-        await store.close()
 
 
 def stored(uri: str) -> list[int]:

@@ -50,7 +50,8 @@ CHECKS: Final = (
     ("-m", "tests.sim", "--determinism", str(effort.SIMULATED_TWICE.proof)),
     ("-m", "tests.losses", "--minutes", f"{effort.LOSSES_SECONDS.proof / 60:g}"),
     ("-m", "tests.endurance", "--minutes", f"{effort.ENDURANCE_SECONDS.proof / 60:g}"),
+    ("-m", "tests.endurance.many", "--minutes", f"{effort.MANY_QUERIES_SECONDS.proof / 60:g}"),
 )
 """What has no figures: the tests that ``make test`` leaves out, seeds that have to give the same
-trace twice, bookies that a stranger takes away, and what piles up beside a query that loses
-workers. Arguments of Python."""
+trace twice, bookies that a stranger takes away, what piles up beside a query that loses
+workers, and the memory of a driver with ten queries. Arguments of Python."""

@@ -17,6 +17,7 @@ import sysconfig
 import time
 import venv
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -28,6 +29,20 @@ from tests.spark.submitting import JAVA_OPTIONS, SPARK_HOME
 ROOT: Final = Path(__file__).resolve().parents[2]
 PACKAGES: Final = ("spark_ledger", "connector", "bookie_server")
 START_S: Final = 60.0
+
+SPECULATION: Final = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "50ms",
+    "spark.speculation.minTaskRuntime": "1s",
+    "spark.speculation.multiplier": "1.1",
+    "spark.speculation.quantile": "0.5",
+}
+"""Half of the tasks have to end before one is repeated, on another host."""
+
+
+def conf(values: Mapping[str, str]) -> list[str]:
+    """Settings as arguments of spark-submit."""
+    return [part for item in values.items() for part in ("--conf", "=".join(item))]
 
 
 class StandaloneCluster:

@@ -7,7 +7,7 @@ executors have working directories and environments of their own.
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,8 +17,10 @@ from spark_ledger.local import LocalCluster
 from spark_ledger.stream.blocking import StreamConnection
 from tests.spark.clusters import (
     ROOT,
+    SPECULATION,
     StandaloneCluster,
     bare_environment,
+    conf,
     package_archive,
 )
 from tests.spark.conftest import eventually
@@ -38,14 +40,10 @@ ON_THE_CLUSTER = {
     "spark.dynamicAllocation.maxExecutors": "2",
     "spark.dynamicAllocation.shuffleTracking.enabled": "true",
     "spark.executorEnv.PYTHONPATH": str(ROOT),
-    "spark.speculation": "true",
-    "spark.speculation.interval": "50ms",
-    "spark.speculation.minTaskRuntime": "1s",
-    "spark.speculation.multiplier": "1.1",
-    "spark.speculation.quantile": "0.5",
     "spark.task.maxFailures": "8",
+    **SPECULATION,
 }
-"""What a careful user would switch on. Half of the tasks have to end before one is repeated."""
+"""What a careful user would switch on."""
 
 
 @pytest.fixture
@@ -62,10 +60,6 @@ def ended(process: subprocess.Popen[bytes], submitter: Submitter) -> str:
         submitter.kill(process)
     assert code == 0, submitter.log_end()
     return submitter.log_end()
-
-
-def conf(values: Mapping[str, str]) -> list[str]:
-    return [part for item in values.items() for part in ("--conf", "=".join(item))]
 
 
 def test_package_comes_with_the_job(

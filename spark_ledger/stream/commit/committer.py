@@ -36,12 +36,13 @@ from spark_ledger.stream.commit.commit_rules import AlreadyApplied, Apply, Propo
 from spark_ledger.stream.commit.existing import ExistingLedgers, refuse_dropping
 from spark_ledger.stream.commit.head_reader import HeadReader
 from spark_ledger.stream.commit.new_schemas import with_new_schemas
+from spark_ledger.stream.commit.readings import Reading, Readings
 from spark_ledger.stream.commit.sealer import Sealer
-from spark_ledger.stream.concurrency import run_all, task_group
+from spark_ledger.stream.concurrency import run_all
 from spark_ledger.stream.format import codec
 from spark_ledger.stream.format.codec import SegmentListPointer
 from spark_ledger.stream.ledgers import PURPOSE_SEGMENT_LIST, Ledgers, ledger_tags, written
-from spark_ledger.stream.model import Commit, Head, SinkRecord, StreamConfig
+from spark_ledger.stream.model import Commit, StreamConfig
 from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, StreamNodes
 from spark_ledger.stream.schema_registry import SchemaRegistry
 from spark_ledger.types import LedgerId, Versioned
@@ -85,6 +86,7 @@ class Committer:
         self.clock_ms = clock_ms
         self.rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
         self.existing = ExistingLedgers(ledgers.naming)
+        self.readings = Readings(nodes, heads)
 
     async def commit(self, proposal: Proposal) -> Commit:
         """Apply a proposal, or find that it was applied before (``Commit.applied`` is false).
@@ -144,6 +146,8 @@ class Prepared(NamedTuple):
     named: list[LedgerId]
     first_named: list[LedgerId]
     again: list[LedgerId]
+    leaves: Reading
+    """What is there once the transaction took effect."""
 
 
 class Attempt:
@@ -211,11 +215,8 @@ class Attempt:
     async def prepare(self) -> Commit | Prepared | None:
         """Read, and decide what is to be written. A commit: that is done. None: look again."""
         proposal, nodes = self._proposal, self._nodes
-        # The two may be of different moments. The transaction fails if either is outdated.
-        async with task_group() as group:
-            reading_head = group.create_task(self._committer.heads.read())
-            reading_sink = group.create_task(self._read_sink())
-        head, sink = reading_head.result(), reading_sink.result()
+        reading = await self._committer.readings.of(proposal, latest=self.is_undecided)
+        head, sink, _ = reading
         # The sink's record may be newer than the head, and its commit's number is taken as well.
         taken = max(head.value.next_commit, sink.value.commit + 1 if sink else 0)
         ours = await self._find_unanswered(taken)
@@ -241,17 +242,11 @@ class Attempt:
             )
         if decision.commit.number % COMMITS_PER_BUCKET == 0:
             await self._make_bucket(decision.commit.number)
-        return await self._prepared(decision, head, sink)
+        return await self._prepared(decision, reading)
 
-    async def _read_sink(self) -> Versioned[SinkRecord] | None:
-        if not self._proposal.is_remembered:
-            return None
-        return await self._nodes.sink(self._proposal.sink_id)
-
-    async def _prepared(
-        self, decision: Apply, head: Versioned[Head], sink: Versioned[SinkRecord] | None
-    ) -> Prepared | None:
+    async def _prepared(self, decision: Apply, reading: Reading) -> Prepared | None:
         """The transaction of a decision (rule T2). None: look again."""
+        head, sink, connection = reading
         nodes, config = self._nodes, self._schemas.versioned
         after, segments = with_new_schemas(
             config.value, decision.commit.segments, self._proposal.new_columns
@@ -274,7 +269,9 @@ class Attempt:
             Put(nodes.head_path, codec.encode_head(decision.head), head.version),
             Create(nodes.commit_path(commit.number), codec.encode_commit(commit, self._list)),
         ]
+        record = None
         if decision.sink is not None:
+            record = Versioned(decision.sink, 0 if sink is None else sink.version + 1)
             path, data = nodes.sink_path(decision.sink.sink_id), codec.encode_sink(decision.sink)
             operations.append(Create(path, data) if sink is None else Put(path, data, sink.version))
         first_named = self._unsettled()
@@ -290,6 +287,7 @@ class Attempt:
             named=named,
             first_named=first_named,
             again=again,
+            leaves=Reading(Versioned(decision.head, head.version + 1), record, connection),
         )
 
     async def _send(self, prepared: Prepared) -> Commit | None:
@@ -310,6 +308,7 @@ class Attempt:
     async def refused(self, prepared: Prepared, error: LedgerError) -> None:
         """Another commit was first, the configuration changed, or the stream is gone: read again.
         Raises NoSuchStreamError, and NoSuchLedgerError if rows of the commit were deleted."""
+        self._committer.readings.refused()
         await self._schemas.refresh()
         if isinstance(error, NotFoundError):
             await self._refuse_deleted([*prepared.first_named, *prepared.again])
@@ -322,6 +321,7 @@ class Attempt:
             self._schemas.grown(config)
         self._existing.exist(prepared.named, config.version)
         self._committer.log.remember(prepared.commit, self._list)
+        self._committer.readings.left(prepared.leaves)
         self._committer.heads.saw(prepared.commit.number + 1)
         self._is_list_used = True
         return prepared.commit

@@ -45,6 +45,22 @@ def test_spark_types_survive_the_arrow_schema() -> None:
     assert read_schema(EVERY_TYPE).equals(stored)
 
 
+def test_schema_that_was_converted_before_is_known_and_one_that_grew_is_not() -> None:
+    given = spark.StructType([field("a", spark.LongType())])
+    stored = arrow_schema_of(given)
+    assert arrow_schema_of(spark.StructType([field("a", spark.LongType())])) is stored
+    given.add(field("b", spark.StringType("UTF8_LCASE")))
+    assert arrow_schema_of(given).names == ["a", "b"]
+    plain = spark.StructType([given.fields[0], field("b", spark.StringType())])
+    assert not arrow_schema_of(plain).equals(arrow_schema_of(given), check_metadata=True)
+    for other in ("B", "c"):
+        renamed = spark.StructType([given.fields[0], field(other, spark.StringType())])
+        assert arrow_schema_of(renamed).names == ["a", other]
+    for n in range(20):
+        arrow_schema_of(spark.StructType([field(f"x{n}", spark.LongType())]))
+    assert arrow_schema_of(spark.StructType([field("a", spark.LongType())])).equals(stored)
+
+
 def test_stored_schema_is_nullable_throughout() -> None:
     inner = spark.StructType([field("x", spark.DayTimeIntervalType(1, 1), False)])
     items = spark.ArrayType(spark.MapType(spark.StringType(), inner, False), False)

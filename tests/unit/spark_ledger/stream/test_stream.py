@@ -47,6 +47,22 @@ def test_append_and_read_back() -> None:
     run(scenario())
 
 
+def test_configuration_that_did_not_change_is_decoded_once() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await new(ledgers)
+        first = await stream.refresh()
+        assert await stream.refresh() is first
+        other = await another(ledgers)[1].open("s")
+        await other.merge_schema(SCHEMA.append(pa.field("later", pa.int64())))
+        second = await stream.refresh()
+        assert second.schema.names == [*SCHEMA.names, "later"]
+        assert await stream.refresh() is second
+        await stream.commit_segments([loose()])
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("wrong", ["1", 1.0, True, 2**63, -(2**63) - 1])
 def test_transaction_ids_are_whole_numbers(wrong: Any) -> None:
     async def scenario() -> None:
