@@ -19,7 +19,7 @@ import time
 from benchmarks import repair_load
 from benchmarks.paths import scratch
 from spark_ledger.client.ledger_client import LedgerClient
-from spark_ledger.limits import MIB
+from spark_ledger.limits import KIB, MIB
 from spark_ledger.local import LocalCluster
 from spark_ledger.repair.auditor import Auditor
 from spark_ledger.repair.decommission import decommission
@@ -138,10 +138,11 @@ def main() -> None:
     parser.add_argument("--gb", type=float, default=0.0, help="large ledgers instead; 2 is much")
     parser.add_argument("--rate-mb", type=float, default=0.0, help="MB/s at most; 0: no bound")
     parser.add_argument("--at-once", type=int, default=WorkerConfig().at_once)
+    parser.add_argument("--entry-kib", type=int, default=1024, help="of the case load")
     options = parser.parse_args()
     if options.case == "load":
         with scratch():
-            repair_load.run(_BOOKIES, options.gb or 1.0)
+            repair_load.run(_BOOKIES, options.gb or 1.0, options.entry_kib * KIB)
         return
     with LocalCluster(bookies=_BOOKIES) as cluster:
         asyncio.run(_measure(cluster, options))

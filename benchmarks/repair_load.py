@@ -11,14 +11,16 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field
+from statistics import median
 
 from benchmarks.percentiles import p99_ms
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.limits import KIB, MIB
 from spark_ledger.limits.repair import REPAIR_BYTES_PER_S
 from spark_ledger.local import LocalCluster
-from spark_ledger.repair.nodes import RepairDone
-from spark_ledger.repair.status import RepairStatus, look
+from spark_ledger.metadata.unsettled import pages
+from spark_ledger.repair.nodes import PRIORITIES, RepairDone, mark_root
+from spark_ledger.repair.status import look
 from spark_ledger.types import LedgerId
 
 LOST_AFTER_S = 5.0
@@ -37,15 +39,19 @@ class _Seen:
     acknowledged: int = 0
 
 
-def _payload(number: int) -> bytes:
-    return number.to_bytes(8, "big") * (MIB // 8)
+def _payload(number: int, size: int) -> bytes:
+    return number.to_bytes(8, "big") * (size // 8)
 
 
-async def _fill(client: LedgerClient, count: int) -> list[LedgerId]:
+async def _fill(client: LedgerClient, count: int, entry_bytes: int) -> list[LedgerId]:
+    at_once = max(1, MIB // entry_bytes)
+
     async def one() -> LedgerId:
         async with await client.create_ledger() as writer:
-            for number in range(LEDGER_BYTES // MIB):
-                await writer.append(_payload(number))
+            for first in range(0, LEDGER_BYTES // entry_bytes, at_once):
+                numbers = range(first, first + at_once)
+                payloads = (_payload(number, entry_bytes) for number in numbers)
+                await asyncio.gather(*map(writer.append, payloads))
         return writer.ledger_id
 
     written: list[LedgerId] = []
@@ -70,32 +76,43 @@ async def _append(client: LedgerClient, seen: _Seen, size: int, pause_s: float) 
 async def _repaired(client: LedgerClient) -> tuple[RepairDone, float, float]:
     """Wait until nothing is marked any more; what was done, since when, and until when."""
     began = ended = 0.0
-    found: RepairStatus
     while True:
-        found = await look(client.store)
+        # Not by a status: it reads the metadata of what is marked, beside what is measured.
+        marked = await _marked(client)
         now = time.perf_counter()
-        if found.marked and not began:
+        if marked and not began:
             began = now
-        if began and not found.marked:
+        if began and not marked:
             break
         ended = now
         await asyncio.sleep(0.5)
-    return found.done, began, ended
+    return (await look(client.store)).done, began, ended
 
 
-async def _read_all(client: LedgerClient, ledgers: list[LedgerId]) -> int:
+async def _marked(client: LedgerClient) -> bool:
+    for copies in PRIORITIES:
+        async for page in pages(client.store, mark_root(copies)):
+            if page.ids:
+                return True
+    return False
+
+
+async def _read_all(client: LedgerClient, ledgers: list[LedgerId], entry_bytes: int) -> int:
     count = 0
     for ledger_id in ledgers:
         reader = await client.open_ledger(ledger_id)
         async for entry in reader.read(0, reader.last_add_confirmed):
-            assert entry.payload == _payload(entry.entry_id), (ledger_id, entry.entry_id)
+            assert entry.payload == _payload(entry.entry_id, entry_bytes), (
+                ledger_id,
+                entry.entry_id,
+            )
             count += 1
     return count
 
 
-async def _measure(cluster: LocalCluster, gb: float) -> None:
+async def _measure(cluster: LocalCluster, gb: float, entry_bytes: int) -> None:
     async with await LedgerClient.connect(cluster.uri) as client:
-        ledgers = await _fill(client, max(1, round(gb * 1e9 / LEDGER_BYTES)))
+        ledgers = await _fill(client, max(1, round(gb * 1e9 / LEDGER_BYTES)), entry_bytes)
         print(f"  {len(ledgers)} ledgers of 64 MiB written", flush=True)
         seen = _Seen()
         async with asyncio.TaskGroup() as group:
@@ -110,23 +127,27 @@ async def _measure(cluster: LocalCluster, gb: float) -> None:
             seen.phase = "over"
         seconds = ended - began
         rate = done.copied_bytes / seconds
-        p99 = {phase: p99_ms(seen.appends_s[phase]) for phase in ("before", "failover", "repair")}
+        phases = ("before", "failover", "repair")
+        p99 = {phase: p99_ms(seen.appends_s[phase]) for phase in phases}
+        p50 = {phase: 1e3 * median(seen.appends_s[phase]) for phase in phases}
         print(
             f"  {done.ledgers} ledgers, {done.copied_bytes / 1e6:,.0f} MB copied in {seconds:.0f} s"
             f": {rate / 1e6:.1f} MB/s, {rate / REPAIR_BYTES_PER_S:.0%} of the throttle\n"
             f"  p99 of 1 KiB appends: {p99['before']} ms before, {p99['failover']} ms while the "
             f"bookie was lost, {p99['repair']} ms beside repair "
-            f"({p99['repair'] / p99['before']:.2f} times); {seen.acknowledged:,} acknowledged",
+            f"({p99['repair'] / p99['before']:.2f} times); {seen.acknowledged:,} acknowledged\n"
+            f"  p50: {p50['before']:.1f} ms before, {p50['repair']:.1f} ms beside repair "
+            f"({p50['repair'] / p50['before']:.2f} times)",
             flush=True,
         )
         oldest = (await client.ledger_metadata(ledgers[0])).fragments[0].bookies
         for name in oldest[:2]:
             cluster.kill_bookie(cluster.bookie_ids.index(name))
-        count = await _read_all(client, ledgers)
+        count = await _read_all(client, ledgers, entry_bytes)
         print(f"  {' and '.join(oldest[:2])} killed as well: {count:,} entries read, none lost")
 
 
-def run(bookies: int, gb: float) -> None:
+def run(bookies: int, gb: float, entry_bytes: int) -> None:
     """Measure on a new cluster, whose keeper repairs."""
     with LocalCluster(bookies=bookies, keeper=True, lost_bookie_delay_s=LOST_AFTER_S) as cluster:
-        asyncio.run(_measure(cluster, gb))
+        asyncio.run(_measure(cluster, gb, entry_bytes))

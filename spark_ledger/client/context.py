@@ -31,7 +31,7 @@ from spark_ledger.limits.metadata import (
     METADATA_READ_AGAIN_FACTOR,
     METADATA_RETRY_DELAY_S,
 )
-from spark_ledger.metadata.base import MetadataStore
+from spark_ledger.metadata.base import MetadataStore, Operation
 from spark_ledger.metadata.deletions import Deletions
 from spark_ledger.metadata.directory import BookieDirectory
 from spark_ledger.metadata.ledgers import LedgerStore
@@ -244,9 +244,10 @@ class ClientContext:
         return placed
 
     async def write_metadata(
-        self, command: WriteMetadata
+        self, command: WriteMetadata, *, closes: bool = True, also: Sequence[Operation] = ()
     ) -> MetadataWritten | MetadataConflict | MetadataFailed:
         """Compare-and-set. A change whose reply was lost is read again, not repeated (rule P6).
+        ``closes`` and ``also``: see ``LedgerStore.compare_and_set``.
 
         MetadataUnavailableError means that nothing was changed. After a conflict or an unknown
         outcome the value is read again. If that fails until the deadline too, an unknown outcome
@@ -256,7 +257,9 @@ class ClientContext:
         deadline = asyncio.get_running_loop().time() + wait_s
         ledger_id = command.metadata.ledger_id
         try:
-            version = await self.ledgers.compare_and_set(command.metadata, command.version)
+            version = await self.ledgers.compare_and_set(
+                command.metadata, command.version, closes=closes, also=also
+            )
         except ConflictError:
             return await self._read_again(ledger_id, deadline)
         except OutcomeUnknownError as error:

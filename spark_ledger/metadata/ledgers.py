@@ -29,6 +29,7 @@ from spark_ledger.metadata.base import (
     Create,
     Delete,
     MetadataStore,
+    Operation,
     Put,
     Watch,
     parent_of,
@@ -169,12 +170,22 @@ class LedgerStore:
         self._seen.note(found)
         return found
 
-    async def compare_and_set(self, metadata: LedgerMetadata, version: int) -> int:
+    async def compare_and_set(
+        self,
+        metadata: LedgerMetadata,
+        version: int,
+        *,
+        closes: bool = True,
+        also: Sequence[Operation] = (),
+    ) -> int:
         """Replace the metadata if their version is ``version``; the new version (rule P6).
 
-        Raises ConflictError (read again, decide again), NoSuchLedgerError, OutcomeUnknownError
-        (read again before repeating), ConfigurationError if the metadata became too large,
-        MetadataRestoredError as ``read``.
+        ``closes``: if the ledger is closed now, this may be what closes it. ``also``: what happens
+        in the same transaction, or nothing does.
+
+        Raises ConflictError (read again, decide again), also for a part of ``also`` that is not
+        possible, NoSuchLedgerError, OutcomeUnknownError (read again before repeating),
+        ConfigurationError if the metadata became too large, MetadataRestoredError as ``read``.
         """
         ledger_id = metadata.ledger_id
         data = encode_ledger(metadata)
@@ -183,12 +194,19 @@ class LedgerStore:
             # session that is lost from here on fails the write.
             await self.read(ledger_id)
         try:
-            new_version = await self._replace(metadata, Put(ledger_path(ledger_id), data, version))
+            put = Put(ledger_path(ledger_id), data, version)
+            if also:
+                await self._store.transaction([put, *also])
+                new_version = version + 1
+            else:
+                new_version = await self._replace(metadata, put, closes=closes)
         except ConflictError as error:
             raise ConflictError(
                 f"ledger {ledger_id}: another client changed its metadata after version {version}"
             ) from error
         except NotFoundError as error:
+            if also:
+                raise ConflictError(f"ledger {ledger_id}: {error}") from error
             raise _no_such_ledger(ledger_id) from error
         except OutcomeUnknownError as error:
             raise OutcomeUnknownError(
@@ -197,9 +215,9 @@ class LedgerStore:
         self._seen.note(Versioned(metadata, new_version))
         return new_version
 
-    async def _replace(self, metadata: LedgerMetadata, put: Put) -> int:
+    async def _replace(self, metadata: LedgerMetadata, put: Put, *, closes: bool) -> int:
         """Write the metadata; with the close the ledger is open no more. The new version."""
-        if metadata.owner and metadata.is_closed:
+        if closes and metadata.owner and metadata.is_closed:
             is_open = Delete(id_path(OPEN_PATH, metadata.ledger_id))
             try:
                 await self._store.transaction([put, is_open])

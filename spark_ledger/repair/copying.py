@@ -58,6 +58,8 @@ class Copier:
         self._access = access
         self._throttles = throttles
         self._counts = counts
+        self._brought: set[tuple[BookieId, int, int, int]] = set()
+        """Whole lanes that one bookie sent: who, its first and last entry and its stride."""
         self._silent: set[BookieId] = set()
         """Those that did not answer: they are not asked again to compare."""
 
@@ -76,6 +78,10 @@ class Copier:
         finally:
             sink.close()
 
+    def was_brought(self, lane: LaneCopy, source: BookieId) -> bool:
+        """Whether all of a lane was copied from this bookie."""
+        return (source, *lane[:3]) in self._brought
+
     async def _go_on(self, lane: LaneCopy, position: int, sink: _Sink, busy: BusyPauses) -> int:
         """Ask each source once, from where the one before ended; the next entry to copy. If one
         was busy and none has it, that is after a pause.
@@ -89,8 +95,11 @@ class Copier:
         for source in named:
             if source == sink.target:
                 continue
+            is_whole = position == lane.first
             position, ended = await self._copy_from(source, lane, position, sink)
             if position > lane.last_entry:
+                if is_whole:
+                    self._brought.add((source, *lane[:3]))
                 return position
             if ended is not None and position == began:
                 denied = denied and ended.status.is_denial

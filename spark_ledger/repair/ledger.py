@@ -16,6 +16,7 @@ from spark_ledger.errors import (
     NotEnoughBookiesError,
 )
 from spark_ledger.limits.repair import TARGETS_TRIED_MAX
+from spark_ledger.metadata.base import Operation
 from spark_ledger.protocol.ensemble import replace_bookies
 from spark_ledger.protocol.events import (
     ChooseBookies,
@@ -28,6 +29,7 @@ from spark_ledger.repair.held import HeldPart, held_parts
 from spark_ledger.repair.plan import (
     FinalFragment,
     LaneCopy,
+    all_names,
     final_fragments,
     is_renamed,
     lane_copies,
@@ -66,21 +68,34 @@ class LedgerRepair:
         self.unknown: set[BookieId] = set()
         """Members that are not lost and may lack entries still: they did not say what they hold,
         or did not take a copy."""
+        self.is_settled = False
+        """Whether all was done, and ``also`` of ``run`` with it."""
+        self._errors: list[LedgerError] = []
+        self._copied: dict[int, BookieId] = {}
+        """Who has the copies of the lost members of a fragment, and is not named yet."""
+        self._also: Sequence[Operation] = ()
 
-    async def run(self, lost: frozenset[BookieId]) -> Versioned[LedgerMetadata]:
+    async def run(
+        self, lost: frozenset[BookieId], also: Sequence[Operation] = ()
+    ) -> Versioned[LedgerMetadata]:
         """Bring each final fragment to WQ copies, on bookies that are not lost; the metadata then.
+
+        ``also``: what shall happen once the ledger lacks nothing. If the last change of the
+        metadata brings it there, it happens in the transaction of that, see ``is_settled``.
 
         Raises NotEnoughBookiesError, NoSuchEntryError, BookieUnavailableError, ConflictError and
         what the metadata store raises. What was done by then stays.
         """
-        errors: list[LedgerError] = []
-        for fragment in final_fragments(self._ledger.value):
-            for step in (self._replace_lost, self._refill_others, self._spread):
+        fragments = final_fragments(self._ledger.value)
+        for fragment in fragments:
+            self._also = also if fragment is fragments[-1] else ()
+            for step in (self._copy_lost, self._refill_others, self._name_copied, self._spread):
                 try:
                     await step(fragment, lost)
                 except (NoSuchEntryError, NotEnoughBookiesError, BookieUnavailableError) as error:
-                    errors.append(error)  # of this fragment: the others are none the worse
-        if errors:
+                    self._errors.append(error)  # of this fragment: the others are none the worse
+        if self._errors:
+            errors = self._errors
             raise next((e for e in errors if isinstance(e, NoSuchEntryError)), errors[0])
         return self._ledger
 
@@ -92,12 +107,16 @@ class LedgerRepair:
             if found is not None:
                 raise found
 
-    async def _replace_lost(self, fragment: FinalFragment, lost: frozenset[BookieId]) -> None:
+    async def _copy_lost(self, fragment: FinalFragment, lost: frozenset[BookieId]) -> None:
         replacements: dict[int, BookieId] = {}
         for index in lost_indexes(fragment.bookies, lost):
             replacements[index] = await self._replace(fragment, index, lost, replacements)
-        if replacements:
-            await self._rename(fragment, replacements, lost)
+        self._copied = replacements
+
+    async def _name_copied(self, fragment: FinalFragment, lost: frozenset[BookieId]) -> None:
+        copied, self._copied = self._copied, {}
+        if copied:
+            await self._rename(fragment, copied, lost)
 
     async def _spread(self, fragment: FinalFragment, lost: frozenset[BookieId]) -> None:
         """Move copies so that the fragment adheres to the placement policy, if that can be. The
@@ -157,9 +176,14 @@ class LedgerRepair:
                 raise TargetFailedError(f"bookie {target} does not say that it holds its copies")
 
     async def _refill(self, fragment: FinalFragment, index: int, lost: frozenset[BookieId]) -> None:
-        """Bring a member that is there what it lacks (rule R8)."""
+        """Bring a member that is there what it lacks (rule R8). Of what it has just sent whole it
+        lacks nothing."""
         target = fragment.bookies[index]
-        lanes = lane_copies(self._ledger.value, fragment, index, lost=lost)
+        lanes = [
+            lane
+            for lane in lane_copies(self._ledger.value, fragment, index, lost=lost)
+            if not self._copier.was_brought(lane, target)
+        ]
         async for part in self._held_parts(lanes, target):
             if part.ranges is None:
                 self.unknown.add(target)  # it may hold all
@@ -249,12 +273,15 @@ class LedgerRepair:
                 break
             if attempt:
                 await self._ask_again(fragment, replacements, lost)
-            answer = await self._context.write_metadata(WriteMetadata(wanted, self._ledger.version))
+            lacks = self._errors or self.unknown or all_names(wanted) & lost
+            also = () if attempt or lacks else self._also
+            command = WriteMetadata(wanted, self._ledger.version)
+            answer = await self._context.write_metadata(command, closes=False, also=also)
             if isinstance(answer, MetadataFailed):
                 raise answer.error
             self._ledger = Versioned(answer.metadata, answer.version)
             if isinstance(answer, MetadataWritten):
-                self.changed = True
+                self.changed, self.is_settled = True, bool(also)
                 return
         if not is_renamed(self._ledger.value, fragment, replacements):
             raise ConflictError(

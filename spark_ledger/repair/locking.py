@@ -8,6 +8,7 @@ import logging
 import secrets
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Final
 from weakref import WeakKeyDictionary
 
@@ -25,11 +26,22 @@ _HELD: Final[WeakKeyDictionary[MetadataStore, set[LedgerId]]] = WeakKeyDictionar
 """The ledgers whose locks are held over each connection now."""
 
 
+@dataclass(slots=True)
+class HeldLock:
+    """A lock that is held."""
+
+    path: str
+    key: bytes
+    """The fresh copy key whose hash stands in it."""
+    is_released: bool = False
+    """Its node went in a transaction of whoever holds it."""
+
+
 @asynccontextmanager
 async def repair_lock(
     store: MetadataStore, ledger_id: LedgerId
-) -> AsyncGenerator[bytes | None, None]:
-    """Hold the lock of a ledger; the fresh copy key whose hash stands in it.
+) -> AsyncGenerator[HeldLock | None, None]:
+    """Hold the lock of a ledger.
 
     None if somebody else holds it, or if it could not be taken now.
     """
@@ -52,13 +64,15 @@ async def repair_lock(
     if not is_taken:
         yield None
         return
+    taken = HeldLock(lock, key)
     try:
-        yield key
+        yield taken
     finally:
         held.discard(ledger_id)
         try:
             with contextlib.suppress(LedgerError):
-                await store.delete(lock)
+                if not taken.is_released:
+                    await store.delete(lock)
         except asyncio.CancelledError:
             await _give_up(store, lock)
             raise

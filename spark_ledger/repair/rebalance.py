@@ -199,8 +199,10 @@ class Rebalance:
     async def _move_copies(self, balance: Balance, ledger_id: LedgerId, result: Rebalanced) -> None:
         """Move copies of one ledger under its lock: who repairs it does so alone (rule R16)."""
         try:
-            async with repair_lock(self._store, ledger_id) as key:
-                while key is not None and await self._move_one(balance, ledger_id, key, result):
+            async with repair_lock(self._store, ledger_id) as lock:
+                while lock is not None and await self._move_one(
+                    balance, ledger_id, lock.key, result
+                ):
                     pass
         except NoSuchLedgerError:
             return  # deleted meanwhile

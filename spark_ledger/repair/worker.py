@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
@@ -45,7 +45,7 @@ from spark_ledger.limits.repair import (
     REPAIR_UNTOLD_AGAIN_S,
     REPAIRS_AT_ONCE,
 )
-from spark_ledger.metadata.base import MetadataStore
+from spark_ledger.metadata.base import Delete, MetadataStore
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.json_nodes import (
     decode_node,
@@ -57,7 +57,7 @@ from spark_ledger.metadata.ledgers import LedgerStore
 from spark_ledger.metadata.owners import is_alive
 from spark_ledger.metadata.unsettled import id_path, pages
 from spark_ledger.repair.ledger import LedgerRepair
-from spark_ledger.repair.locking import repair_lock
+from spark_ledger.repair.locking import HeldLock, repair_lock
 from spark_ledger.repair.nodes import (
     FAILED_PATH,
     PRIORITIES,
@@ -136,6 +136,8 @@ class Worker:
         self._looked_at = float("-inf")
         self._waiting_since: dict[LedgerId, tuple[object, float]] = {}
         """Open ledgers that name a lost bookie: which fragment, and since when it was seen."""
+        self._failing: set[LedgerId] = set()
+        """Ledgers of which the metadata say why they failed, as of the last look and since."""
         self._tried: set[str] = set()
         """Marks that stayed although their ledgers were tried; they let others go first."""
         self._uncounted: Counter[str] = Counter()
@@ -200,7 +202,8 @@ class Worker:
         whether all marks were seen. If not, it is time to look again which come first."""
         self._end_pauses()
         count, until = 0, self._clock() + self._config.pass_s
-        unlisted = self._paused.keys() | self._waiting_since.keys()
+        await self._look_who_fails()
+        unlisted = self._paused.keys() | self._waiting_since.keys() | self._failing
         async with aclosing(self._waiting(unlisted)) as waiting:
             async for ledger_id, path in waiting:
                 if ledger_id in running:
@@ -212,8 +215,14 @@ class Worker:
                 count += 1
                 self._tried.add(path)
                 self._start(running, ledger_id, path)
-        self._forget(unlisted)
+        await self._forget(unlisted - running.keys())
         return count, True
+
+    async def _look_who_fails(self) -> None:
+        """Read once for many ledgers, and not for each that is repaired."""
+        self._failing.clear()
+        async for page in pages(self._store, FAILED_PATH):
+            self._failing.update(page.ids)
 
     async def _waiting(self, unlisted: set[LedgerId]) -> AsyncGenerator[tuple[LedgerId, str], None]:
         """Marked ledgers with their marks, fewest copies first; they leave ``unlisted``."""
@@ -232,12 +241,16 @@ class Worker:
         running[ledger_id] = task
         task.add_done_callback(lambda _: running.pop(ledger_id))
 
-    def _forget(self, repaired: set[LedgerId]) -> None:
-        """Forget ledgers that others have repaired: one that is marked anew begins anew, and its
-        writer has all of its grace (rule R3)."""
+    async def _forget(self, repaired: Collection[LedgerId]) -> None:
+        """Forget ledgers that were repaired, here or by others: one that is marked anew begins
+        anew, and its writer has all of its grace (rule R3)."""
         for ledger_id in repaired:
             self._paused.pop(ledger_id, None)
             self._waiting_since.pop(ledger_id, None)
+            if ledger_id in self._failing:
+                with contextlib.suppress(NotFoundError):
+                    await self._store.delete(id_path(FAILED_PATH, ledger_id))
+                self._failing.discard(ledger_id)
 
     async def _keep_counting(self) -> None:
         while True:
@@ -284,14 +297,14 @@ class Worker:
     async def _try(self, ledger_id: LedgerId, mark_path: str) -> None:
         """Repair one ledger under its lock; what goes wrong is written down (rule R6)."""
         connections = self._store.connections
-        async with repair_lock(self._store, ledger_id) as key:
-            if key is None:
+        async with repair_lock(self._store, ledger_id) as lock:
+            if lock is None:
                 return  # another worker is at it
             marked = None
             try:
                 marked = await self._read_mark(mark_path, connections)
                 if marked is not None:  # else it was done meanwhile
-                    await self._repair(ledger_id, mark_path, marked, key, connections)
+                    await self._repair(ledger_id, mark_path, marked, lock, connections)
             except LedgerError as error:
                 if marked is None or not await self._is_marked_anew(mark_path, marked.version):
                     await self._failed(ledger_id, error)
@@ -331,7 +344,7 @@ class Worker:
         ledger_id: LedgerId,
         mark_path: str,
         marked: Versioned[Mark],
-        key: bytes,
+        lock: HeldLock,
         connections: int,
     ) -> None:
         try:
@@ -348,8 +361,15 @@ class Worker:
                 still_open = error  # its other fragments are none the worse
                 ledger = await self._ledgers.read_latest(ledger_id)
         context, counts = self._client.context, self._uncounted
-        repair = LedgerRepair(context, ledger, key, self._throttles, counts)
-        ledger = await repair.run(lost)
+        repair = LedgerRepair(context, ledger, lock.key, self._throttles, counts)
+        # In one transaction with the last name: of many small ledgers each write counts.
+        done = (Delete(mark_path, marked.version), Delete(lock.path))
+        ledger = await repair.run(lost, () if still_open else done)
+        if repair.is_settled:
+            lock.is_released = True
+            self._uncounted["ledgers"] += 1
+            await self._unmarked(ledger_id, mark_path)
+            return
         if still_open is not None:
             raise still_open
         if repair.unknown:  # a mark with lost bookies may be there because of holes, too
@@ -409,15 +429,14 @@ class Worker:
         return await self._ledgers.read_latest(ledger_id)
 
     async def _unmark(self, ledger_id: LedgerId, path: str, version: int) -> None:
-        self._paused.pop(ledger_id, None)
-        self._waiting_since.pop(ledger_id, None)
-        failed = id_path(FAILED_PATH, ledger_id)
-        with contextlib.suppress(NotFoundError):  # a read costs no server a sync
-            await self._store.get(failed)
-            await self._store.delete(failed)
         with contextlib.suppress(ConflictError, NotFoundError):
             await self._store.delete(path, version)
-        self._tried.discard(path)  # one that is marked anew is taken in its turn
+        await self._unmarked(ledger_id, path)
+
+    async def _unmarked(self, ledger_id: LedgerId, path: str) -> None:
+        """A ledger lacks nothing any more. One that is marked anew is taken in its turn."""
+        self._tried.discard(path)
+        await self._forget({ledger_id})
 
     async def _failed(self, ledger_id: LedgerId, error: LedgerError) -> None:
         """Try it again later, twice as late each time, and say why (rule R6)."""
@@ -440,6 +459,7 @@ class Worker:
             tries = 1 if known is None else known.value.tries + 1
             again_ms = round(1e3 * (time.time() + pause_s))
             node = FailedRepair(reason=str(error), tries=tries, again_ms=again_ms)
+            self._failing.add(ledger_id)
             await write_node(self._store, path, node, known)
 
     async def _are_registered(self, ledger_id: LedgerId) -> bool:

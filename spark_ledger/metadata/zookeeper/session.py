@@ -1,6 +1,6 @@
 """A ZooKeeper session that is renewed after every loss, and the requests that go over it.
 
-kazoo has threads of its own, for the connection and for callbacks. What they call here
+kazoo has threads of its own, for the connection and for watches. What they call here
 (``Session._hear``, the ``completed`` of a request) does nothing but post to the loop, so every
 field belongs to the loop that made the session.
 """
@@ -30,6 +30,7 @@ from spark_ledger.limits.metadata import (
 from spark_ledger.metadata.base import Subscription
 from spark_ledger.metadata.notices import read_notice
 from spark_ledger.metadata.uri import ZooKeeperAddress
+from spark_ledger.metadata.zookeeper.handler import PollingHandler
 from spark_ledger.metadata.zookeeper.identity import StoreIdentity
 from spark_ledger.metadata.zookeeper.kazoo_api import Client, Result
 from spark_ledger.metadata.zookeeper.restored import is_older, newest_change
@@ -207,6 +208,7 @@ class Session:
             auth_data=[("digest", f"{user}:{password}")] if user else None,
             default_acl=[make_digest_acl(user, password, all=True)] if user else None,
             connection_retry=_CONNECTION_RETRY,
+            handler=PollingHandler(),
         )
         if listens:
             client.add_listener(lambda state: self._hear(client, state))

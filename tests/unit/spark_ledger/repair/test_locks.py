@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from spark_ledger.metadata.ledgers import LEDGERS_PATH
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
 from spark_ledger.metadata.repair_locks import LOCKS_PATH, lock_path
 from spark_ledger.repair.locking import repair_lock
@@ -25,26 +26,40 @@ async def lost_one(world: World) -> tuple[LedgerId, MemoryMetadataStore]:
     return writer.ledger_id, world.tree.open_session()
 
 
-@pytest.mark.parametrize("operation", ["create", "delete"])
+async def whole_one(world: World) -> tuple[LedgerId, MemoryMetadataStore]:
+    """A ledger that is marked and lacks nothing; and a session of somebody else."""
+    client = await world.client()
+    writer = await client.create_ledger()
+    await writer.append(b"x")
+    await writer.close()
+    await mark(client.store, writer.ledger_id, frozenset(), 2)
+    return writer.ledger_id, world.tree.open_session()
+
+
+@pytest.mark.parametrize("operation", ["create", "delete", "transaction"])
 @pytest.mark.parametrize("outcome", [Outcome.UNAVAILABLE, Outcome.LOST_REQUEST, Outcome.LOST_REPLY])
 def test_ledger_whose_lock_was_in_doubt_is_repaired_by_the_next_pass(
     operation: str, outcome: Outcome
 ) -> None:
     async def test(world: World) -> None:
-        ledger_id, other = await lost_one(world)
+        ledger_id, other = await (lost_one if operation != "delete" else whole_one)(world)
         cared = await crew(world)
         store = cared.worker._client.store
         assert isinstance(store, MemoryMetadataStore)
+        troubled = set()
 
         def interpose(name: str, path: str) -> Fault:
-            is_wanted = name == operation and path.startswith(LOCKS_PATH)
+            is_wanted = name == operation and path.startswith((LOCKS_PATH, LEDGERS_PATH))
+            troubled.update([path] if is_wanted else [])
             return Fault(outcome if is_wanted else Outcome.NORMAL)
 
         store.interpose = interpose
         await cared.worker.run_pass()
         store.interpose = None
+        assert troubled
         if not await marked(world):  # it was repaired, and its lock is still there
             await mark(other, ledger_id, frozenset(), 2)
+        cared.clock.now += 60.0
         await cared.worker.run_pass()
         assert await marked(world) == {}
         assert await lacking(world, cared.worker._client, ledger_id) == []

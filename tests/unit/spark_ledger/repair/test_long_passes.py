@@ -15,7 +15,7 @@ from spark_ledger.repair.ledger import LedgerRepair
 from spark_ledger.repair.nodes import STATE_PATH, AuditState, mark
 from spark_ledger.repair.plan import all_names
 from spark_ledger.repair.worker import Worker
-from spark_ledger.types import BookieId, LedgerId
+from spark_ledger.types import LedgerId
 from tests.unit.spark_ledger.client.world import World, run_virtually
 from tests.unit.spark_ledger.repair.test_worker import filled
 from tests.unit.spark_ledger.repair.world import WORK, give_cookies, marked
@@ -38,10 +38,10 @@ def order(monkeypatch: pytest.MonkeyPatch) -> list[LedgerId]:
     begun: list[LedgerId] = []
     run = LedgerRepair.run
 
-    async def slow(repair: LedgerRepair, lost: frozenset[BookieId]) -> Any:
+    async def slow(repair: LedgerRepair, *given: Any) -> Any:
         begun.append(repair._ledger.value.ledger_id)
         await asyncio.sleep(2.0)
-        return await run(repair, lost)
+        return await run(repair, *given)
 
     monkeypatch.setattr(LedgerRepair, "run", slow)
     return begun

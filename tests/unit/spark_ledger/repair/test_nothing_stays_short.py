@@ -21,7 +21,7 @@ from spark_ledger.types import BookieId, BookieState, BookieStatus, EntryId, Fra
 from tests.unit.spark_ledger.client.world import World, run_virtually
 from tests.unit.spark_ledger.repair.test_checker import Closing, closed, wipe
 from tests.unit.spark_ledger.repair.test_copying import Copying
-from tests.unit.spark_ledger.repair.test_locks import lost_one
+from tests.unit.spark_ledger.repair.test_locks import lost_one, whole_one
 from tests.unit.spark_ledger.repair.world import Crew, crew, give_cookies, lacking, lose, marked
 
 BUSY = BookieStatus.TOO_MANY_REQUESTS
@@ -40,26 +40,27 @@ async def next_try_s(cared: Crew, ledger_id: int) -> float:
     return cared.worker._paused[LedgerId(ledger_id)].again_at - cared.clock.now
 
 
-@pytest.mark.parametrize("operation", ["create", "delete"])
+@pytest.mark.parametrize("operation", ["create", "delete", "transaction"])
 def test_worker_that_is_cancelled_leaves_no_lock(
     operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The request is on its way, or was never sent, when a drain ends its worker; its connection
-    goes on."""
+    goes on. The lock goes with the last name, or by itself if nobody is named anew."""
 
     async def test(world: World) -> None:
-        ledger_id, other = await lost_one(world)
+        ledger_id, other = await (lost_one if operation != "delete" else whole_one)(world)
         cared = await crew(world)
         store = cared.worker._client.store
         begun, real = asyncio.Event(), getattr(store, operation)
 
-        async def slow(path: str, *given: Any, **options: Any) -> None:
-            if not path.startswith(LOCKS_PATH) or begun.is_set():
-                await real(path, *given, **options)
+        async def slow(what: Any, *given: Any, **options: Any) -> None:
+            paths = [what] if isinstance(what, str) else [each.path for each in what]
+            if not any(path.startswith(LOCKS_PATH) for path in paths) or begun.is_set():
+                await real(what, *given, **options)
                 return
             begun.set()
             if operation == "create":
-                await real(path, *given, **options)
+                await real(what, *given, **options)
             await asyncio.sleep(3600.0)
 
         monkeypatch.setattr(store, operation, slow)

@@ -8,15 +8,29 @@ from typing import Any
 import pytest
 
 from spark_ledger.errors import NoSuchLedgerError
+from spark_ledger.metadata.json_nodes import write_node
+from spark_ledger.metadata.ledgers import ledger_path
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore
-from spark_ledger.repair.nodes import FAILED_PATH, mark
+from spark_ledger.metadata.repair_locks import LOCKS_PATH, lock_path
+from spark_ledger.metadata.unsettled import id_path
+from spark_ledger.repair.copying import Copier
+from spark_ledger.repair.nodes import FAILED_PATH, FailedRepair, mark
+from spark_ledger.repair.plan import all_names
 from spark_ledger.repair.status import look
 from spark_ledger.transport.base import ListedEntries
-from spark_ledger.types import BookieId, Fragment, LedgerId, LedgerMetadata, Versioned
+from spark_ledger.types import (
+    BookieId,
+    BookieStatus,
+    Fragment,
+    LedgerId,
+    LedgerMetadata,
+    Versioned,
+)
 from tests.unit.spark_ledger.client.world import World, run_virtually
 from tests.unit.spark_ledger.repair.test_checker import closed, wipe
-from tests.unit.spark_ledger.repair.test_locks import lost_one
-from tests.unit.spark_ledger.repair.world import crew, lacking, marked
+from tests.unit.spark_ledger.repair.test_locks import lost_one, whole_one
+from tests.unit.spark_ledger.repair.test_worker import filled
+from tests.unit.spark_ledger.repair.world import Crew, crew, lacking, lose, marked
 
 
 def test_ledger_costs_no_sync_and_no_write_that_changes_nothing(
@@ -53,7 +67,7 @@ def test_ledger_costs_no_sync_and_no_write_that_changes_nothing(
 
 def test_members_are_asked_side_by_side_what_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(world: World) -> None:
-        ledger_id, _ = await lost_one(world)
+        ledger_id, _ = await whole_one(world)
         cared = await crew(world)
         transport = cared.worker._client.context.transport
         real, at_once, most = transport.list_entries, 0, 0
@@ -68,8 +82,159 @@ def test_members_are_asked_side_by_side_what_they_hold(monkeypatch: pytest.Monke
 
         monkeypatch.setattr(transport, "list_entries", slow)
         await cared.worker.run_pass()
-        assert most == 2, "those that were not lost"
+        assert most == 3
         assert await lacking(world, cared.worker._client, ledger_id) == []
+
+    run_virtually(test, bookies=5)
+
+
+class Asked:
+    """What a worker asks of bookies and of the store."""
+
+    def __init__(self, cared: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.read: list[BookieId] = []
+        self.listed: list[BookieId] = []
+        self.writes: list[tuple[str, str]] = []
+        context = cared.worker._client.context
+        read, list_entries = context.transport.read, context.transport.list_entries
+
+        def reads(bookie_id: BookieId, *given: Any, **options: Any) -> Any:
+            self.read.append(bookie_id)
+            return read(bookie_id, *given, **options)
+
+        def lists(bookie_id: BookieId, *given: Any, **options: Any) -> Any:
+            self.listed.append(bookie_id)
+            return list_entries(bookie_id, *given, **options)
+
+        def interpose(name: str, path: str) -> Fault:
+            if name in ("create", "put", "delete", "transaction"):
+                self.writes.append((name, path))
+            return Fault()
+
+        monkeypatch.setattr(context.transport, "read", reads)
+        monkeypatch.setattr(context.transport, "list_entries", lists)
+        assert isinstance(context.store, MemoryMetadataStore)
+        context.store.interpose = interpose
+
+
+def test_member_that_sent_all_that_it_has_to_hold_is_not_asked_what_it_holds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(world: World) -> None:
+        ledger_id, _ = await lost_one(world)
+        cared = await crew(world)
+        names = all_names(await cared.worker._client.ledger_metadata(ledger_id))
+        asked = Asked(cared, monkeypatch)
+        await cared.worker.run_pass()
+        (source,) = asked.read
+        assert set(asked.listed) == {each for each in names if each in world.alive} - {source}
+        assert await marked(world) == {}
+
+    run_virtually(test, bookies=5)
+
+
+@pytest.mark.parametrize("is_striped", [False, True])
+def test_member_that_sent_a_part_is_asked_what_it_holds(
+    is_striped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a striped ledger it has to hold other entries as well. Two that lack an entry each have
+    relieved one another."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await (closed if is_striped else filled)(client)
+        await writer.close()
+        lost, *others = writer.metadata.last_fragment.bookies
+        if not is_striped:
+            for each, entry_id in zip(others, (7, 12), strict=True):
+                wipe(world, each, writer, entry_id)
+        await lose(world, lost)
+        await mark(client.store, LedgerId(writer.ledger_id), frozenset([BookieId(lost)]), 2)
+        cared = await crew(world)
+        asked = Asked(cared, monkeypatch)
+        await cared.worker.run_pass()
+        assert set(asked.listed) >= set(others)
+        assert await marked(world) == {}
+        assert await lacking(world, client, writer.ledger_id) == []
+
+    run_virtually(test, bookies=6)
+
+
+def test_ledger_is_named_anew_and_settled_in_one_transaction(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(world: World) -> None:
+        ledger_id, _ = await lost_one(world)
+        cared = await crew(world)
+        asked = Asked(cared, monkeypatch)
+        await cared.worker.run_pass()
+        wanted = [("create", lock_path(ledger_id)), ("transaction", ledger_path(ledger_id))]
+        assert [each for each in asked.writes if str(ledger_id) in each[1]] == wanted
+        assert await marked(world) == {}
+        assert await cared.worker._client.store.children(LOCKS_PATH) == []
+
+    run_virtually(test, bookies=5)
+
+
+def test_mark_that_is_new_stays_and_the_copy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody marks the ledger while its copy is made: the transaction is refused as a whole."""
+
+    async def test(world: World) -> None:
+        ledger_id, other = await lost_one(world)
+        cared = await crew(world)
+        client = cared.worker._client
+        copy, found = Copier.copy, [ledger_id]
+
+        async def copy_while_it_is_marked(*given: Any) -> None:
+            await copy(*given)
+            while found:
+                await mark(other, found.pop(), frozenset(), 2)
+
+        monkeypatch.setattr(Copier, "copy", copy_while_it_is_marked)
+        before = all_names(await client.ledger_metadata(ledger_id))
+        await cared.worker.run_pass()
+        assert set(await marked(world)) == {ledger_id}
+        assert all_names(await client.ledger_metadata(ledger_id)) != before
+        assert await client.store.children(LOCKS_PATH) == []
+        await cared.worker.run_pass()
+        assert await marked(world) == {}
+
+    run_virtually(test, bookies=5)
+
+
+def test_ledger_with_a_member_that_does_not_answer_is_named_and_stays_marked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(world: World) -> None:
+        ledger_id, _ = await lost_one(world)
+        cared = await crew(world)
+        client = cared.worker._client
+        before = all_names(await client.ledger_metadata(ledger_id))
+        asked = Asked(cared, monkeypatch)
+
+        async def silent(*given: Any, **options: Any) -> ListedEntries:
+            return ListedEntries(BookieStatus.UNAVAILABLE, [])
+
+        monkeypatch.setattr(client.context.transport, "list_entries", silent)
+        await cared.worker.run_pass()
+        assert ("transaction", ledger_path(ledger_id)) not in asked.writes
+        assert set(await marked(world)) == {ledger_id}
+        assert all_names(await client.ledger_metadata(ledger_id)) != before
+
+    run_virtually(test, bookies=5)
+
+
+def test_reason_that_another_worker_left_goes_with_the_ledger_or_the_next_pass() -> None:
+    async def test(world: World) -> None:
+        ledger_id, other = await lost_one(world)
+        path, node = id_path(FAILED_PATH, ledger_id), FailedRepair(reason="silent", tries=1)
+        await write_node(other, path, node, None)
+        cared = await crew(world)
+        await cared.worker.run_pass()
+        assert await marked(world) == {} and not await other.children(path.rpartition("/")[0])
+        await write_node(other, path, node, None)  # while this worker was at it
+        await cared.worker.run_pass()
+        assert not await other.children(path.rpartition("/")[0])
 
     run_virtually(test, bookies=5)
 
