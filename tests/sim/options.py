@@ -226,18 +226,22 @@ def draw_options(seed: int) -> Options:
         packs=draw.random() < 0.5 and stream is not None,
         shared_tails=draw.random() < 0.15,
     )
-    options = _with_keepers(options)
-    racks = random.Random(f"rack loss {seed}")  # it came later: other seeds stay as they were
-    if racks.random() < 0.04 and stream is None and not rot:
+    return _with_later_options(_with_keepers(options), seed)
+
+
+def _with_later_options(options: Options, seed: int) -> Options:
+    """What came later has draws of its own: other seeds stay as they were."""
+    stream = options.stream
+    racks = random.Random(f"rack loss {seed}")
+    if racks.random() < 0.04 and stream is None and not options.rot:
         return _without_a_rack(options, racks.choice(["for good", "returns"]))
-    emptied = random.Random(f"empties {seed}")  # likewise
-    if emptied.random() < 0.05 and not options.restores:
+    if random.Random(f"empties {seed}").random() < 0.05 and not options.restores:
         options = msgspec.structs.replace(options, empties=True)
     if options.ledger_stalls:  # else the write cache is hardly ever full
         options = msgspec.structs.replace(options, write_cache_bytes=8192)
     if options.false_fences or options.lonely_tails:
         return _all_well(options)
-    return _in_reach(options, [plan for plan in (*ledgers, stream) if plan is not None])
+    return _in_reach(options, [plan for plan in (*options.ledgers, stream) if plan is not None])
 
 
 def _with_keepers(options: Options) -> Options:
