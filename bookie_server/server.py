@@ -36,12 +36,7 @@ from bookie_server.leaving import LeavingWatch
 from bookie_server.ledger_keys import MetadataKeys
 from bookie_server.opening import open_bookie
 from bookie_server.refetch import Refetch
-from bookie_server.registration import (
-    Registration,
-    format_new,
-    is_formatted,
-    local_cookie,
-)
+from bookie_server.registration import Registration, format_new, is_formatted, local_cookie
 from bookie_server.relocation import relocate
 from bookie_server.report import Report
 from bookie_server.service import admin
