@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.writer import LedgerWriter
+from spark_ledger.errors import BookieUnavailableError
+from spark_ledger.repair.ledger import LedgerRepair
 from spark_ledger.repair.nodes import mark
 from spark_ledger.types import BookieId, LedgerId
 from tests.unit.spark_ledger.client.world import World, run_virtually
@@ -92,3 +98,26 @@ def test_mark_stays_while_the_fragment_of_the_writer_names_the_lost_bookie() -> 
         await writer.close()
 
     run_virtually(test, bookies=6)
+
+
+def test_try_that_fails_beside_a_new_mark_delays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await filled(client)
+        await writer.close()
+        await mark(client.store, writer.ledger_id, frozenset(), 2)
+        refill, found = LedgerRepair._refill_others, [writer.ledger_id]
+
+        async def fail_beside_a_new_mark(*given: Any) -> None:
+            while found:
+                await mark(client.store, found.pop(), frozenset(), 2)
+                raise BookieUnavailableError("b1 is away")
+            await refill(*given)
+
+        monkeypatch.setattr(LedgerRepair, "_refill_others", fail_beside_a_new_mark)
+        cared = await crew(world)
+        await cared.worker.run_pass()
+        await cared.worker.run_pass()
+        assert await marked(world) == {}, "it was tried again, on a clock that stands still"
+
+    run_virtually(test)
