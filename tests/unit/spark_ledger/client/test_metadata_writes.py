@@ -54,7 +54,7 @@ class Ledgers:
         self.found = found
         self.writes = self.reads = 0
 
-    async def compare_and_set(self, metadata: LedgerMetadata, version: int) -> int:
+    async def compare_and_set(self, metadata: LedgerMetadata, version: int, **_: Any) -> int:
         self.writes += 1
         if isinstance(self.written, LedgerError):
             raise self.written
