@@ -271,3 +271,15 @@ def test_silence_counts_from_where_the_consumer_goes_on() -> None:
     assert reader.tick(100.4) == []
     assert reader.machine.slow_indexes == frozenset()
     assert one(reader.tick(100.5), ReadEntries).bookie_index == 2
+
+
+def test_busy_replicas_are_waited_for_from_where_the_consumer_goes_on() -> None:
+    """While it took its time nobody was asked, so nobody has failed it."""
+    reader = Reader()
+    reader.bring(1, 4)
+    later = 10 * READ_TIMEOUT_S
+    reader.machine.handle(ConsumerReady(), later)
+    assert all_busy(reader, later) == []
+    due = reader.machine.next_deadline
+    assert due is not None
+    assert one(reader.tick(due), ReadEntries).first == 5

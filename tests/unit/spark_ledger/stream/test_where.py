@@ -291,3 +291,12 @@ def test_damaged_statistics_are_refused() -> None:
             codec.decode_commit(data[:start] + b"9" + data[start:], commit.number, "p")
 
     run(scenario())
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_segment_with_an_entry_of_too_many_keys_may_have_any_key(place: int) -> None:
+    """A filter of the other entries alone would leave the rows of that one out."""
+    facts = [EntryFacts(None, (1, 9), frozenset(key_hash([n]) for n in (1, 2)))] * 2
+    facts.insert(place, EntryFacts(None, (1, 9), None))
+    found = of_entries(facts)
+    assert found is not None and not found.key_filter

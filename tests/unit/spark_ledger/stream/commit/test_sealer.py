@@ -13,7 +13,9 @@ from spark_ledger.errors import (
     LedgerError,
     NoSuchStreamError,
     NotEnoughBookiesError,
+    OutcomeUnknownError,
 )
+from spark_ledger.metadata.base import Operation
 from spark_ledger.metadata.memory import Fault, Outcome
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.commit import sealer
@@ -249,6 +251,39 @@ def test_lost_reply_of_a_sealing_is_looked_up(
         stream = await another(ledgers, Faults(outcomes))[1].open("s")
         await stream._committer.sealer.seal(5)
         assert root_of(ledgers).sealed == 4
+        await check(ledgers, commits)
+
+    run(scenario())
+
+
+def test_sealing_that_arrives_late_keeps_its_pages_though_its_repetition_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is refused then is the second sending: the first is what changed the root (rule T12)."""
+    small_manifests(monkeypatch, kept=1000)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        commits = await made(ledgers, 5)
+        monkeypatch.setattr(sealer, "COMMITS_KEPT_AS_NODES", 1)
+        _, streams = another(ledgers)
+        stream = await streams.open("s")
+        store = stream._nodes.store
+        send, late = store.transaction, list[Sequence[Operation]]()
+
+        async def arrives_late(operations: Sequence[Operation]) -> None:
+            if not any(each.path == "streams/s/manifests" for each in operations):
+                await send(operations)
+            elif not late:
+                late.append(operations)
+                raise OutcomeUnknownError("no reply")
+            else:
+                await send(late[0])
+                await send(operations)
+
+        monkeypatch.setattr(store, "transaction", arrives_late)
+        await stream._committer.sealer.seal(5)
+        assert late and root_of(ledgers).sealed == 4
         await check(ledgers, commits)
 
     run(scenario())
