@@ -410,6 +410,28 @@ def test_flush_thread_moves_entries_out_of_memory(tmp_path: Path) -> None:
     bookie.close()
 
 
+def test_flush_that_fails_wakes_whoever_waits_for_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are refused then, and their writers go on with other bookies."""
+    journal, ledgers = tmp_path / "j", (tmp_path / "l0", tmp_path / "l1")
+    format_directories(PosixFileSystem(), journal, ledgers, cluster_id="c", bookie_id=BOOKIE_ID)
+    config = small_config(journal_directory=journal, ledger_directories=ledgers)
+    bookie = open_bookie(config, post=lambda _: None, keys=KnownKeys(), on_fatal=lambda _: None)
+    failed, told = threading.Event(), threading.Event()
+
+    def fails() -> None:
+        failed.set()
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bookie._storage, "flush", fails)
+        patch.setattr(bookie._storage, "_on_flushed", told.set)
+        bookie._storage.request_flush()
+        assert failed.wait(10) and told.wait(10)
+    bookie.close()
+
+
 def test_bookie_with_threads_on_a_real_disk_keeps_everything(tmp_path: Path) -> None:
     journal, ledgers = tmp_path / "j", (tmp_path / "l0", tmp_path / "l1")
     cookie = format_directories(PosixFileSystem(), journal, ledgers, cluster_id="c")

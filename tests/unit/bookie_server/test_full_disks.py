@@ -474,3 +474,27 @@ def test_disk_that_does_not_answer_counts_as_it_did_before(
                 for ledger, refused in zip((6, 7), full, strict=True):
                     assert site.add(ledger) is (READ_ONLY if refused else OK)
     site.check()
+
+
+def test_journal_without_room_on_a_disk_that_never_looked_full_goes_on_once_there_is_some() -> None:
+    """As with a quota: what the disk says of itself crosses no mark, before and after."""
+    files = formatted()
+    config = small_config(disk_reserve_bytes=0, disk_high_water_mark=1.0, disk_low_water_mark=1.0)
+    machine = Machine(files, config)
+    disk = MemoryDisk(SIZE, [JOURNAL])
+    files.disks = (disk,)
+    disk.others_bytes = files._free_bytes(disk) - KIB  # less than a file, and above no mark
+    entry = 0
+    while machine.add(6, [entry], recovery=True) is OK:
+        entry += 1
+        assert entry < 100
+    for _look in range(2):
+        machine.bookie.disks.check()
+        machine.settle()
+        assert not machine.bookie.disks.states.journal.above_marks
+        assert machine.add(6, [entry], recovery=True) is READ_ONLY
+    disk.others_bytes = 0
+    machine.bookie.disks.check()
+    machine.settle()
+    machine.flush()
+    assert machine.add(8, [0]) is OK and machine.held(6).keys() >= set(range(entry))

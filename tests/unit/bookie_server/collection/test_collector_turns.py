@@ -180,3 +180,17 @@ def test_ledgers_that_are_given_back_side_by_side_end_one_by_one() -> None:
     assert giving.refuse(LedgerId(1)) is None
     refusal = giving.refuse(LedgerId(2))
     assert refusal is not None and refusal.status is BookieStatus.TOO_MANY_REQUESTS
+
+
+def test_copies_that_are_kept_are_given_back_once_that_is_ordered() -> None:
+    """From now on means also: none any more."""
+
+    async def main() -> None:
+        mark = World().collector()._mark
+        kept = []
+        for below in (None, 7, None, 0, None):
+            await mark.renew(kept_below=below)
+            kept.append(await mark.kept_below())
+        assert kept == [0, 7, 7, 0, 0]
+
+    run_in_virtual_time(main())

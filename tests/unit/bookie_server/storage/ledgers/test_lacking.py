@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import errno
 import itertools
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -156,3 +159,30 @@ def test_index_that_does_not_add_up_is_healed_also_after_a_restart_within_the_pa
     scrub(again)
     lacks = again.bookie.lacking.of(LedgerId(2))
     assert lacks == (Lack(LedgerId(2), EntryId(0), EntryId(39), NO_LOG),)
+
+
+def test_two_that_change_the_list_at_once_both_have_their_way(
+    files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stretch that one of them dropped would be denied, and not asked for again."""
+    found = Lacking(files, DIRECTORY)
+    found.add([lack(1), lack(2)])
+    write, other = lacking.write_file_durably, threading.Thread(target=lambda: found.add([lack(3)]))
+    entered, change = threading.Event(), found._change
+
+    def noted(how: Callable[[list[Lack]], list[Lack]]) -> None:
+        entered.set()
+        change(how)
+
+    def slowly(*of: Any) -> None:
+        if threading.current_thread() is not other:
+            monkeypatch.setattr(found, "_change", noted)
+            other.start()
+            assert entered.wait(10)
+            time.sleep(0.02)  # by then it would have read the list of before
+        write(*of)
+
+    monkeypatch.setattr(lacking, "write_file_durably", slowly)
+    found.remove([lack(1)])
+    other.join(10)
+    assert listed(found) == [lack(2), lack(3)] == listed(Lacking(files, DIRECTORY))
