@@ -37,6 +37,10 @@ def test_bookie_hears_that_it_leaves_and_that_it_stays() -> None:
         store.interpose = None
         await asyncio.sleep(100)
         assert heard == [True], "an outage is waited out"
+        store.interpose = lambda *_: Fault(Outcome.UNAVAILABLE)
+        await asyncio.sleep(40)
+        assert heard == [True], "and whoever leaves goes on leaving in one"
+        store.interpose = None
         await operator.delete(leaving_path(ME))
         await asyncio.sleep(1)
         assert heard == [True, False]

@@ -34,6 +34,7 @@ def test_all_who_ask_meanwhile_share_the_next_answer(monkeypatch: pytest.MonkeyP
         first = asyncio.ensure_future(answers.get())
         await asyncio.sleep(0.02)
         others = [asyncio.ensure_future(answers.get()) for _client in range(30)]
+        await asyncio.sleep(0)  # all of them wait for it now
         others[3].cancel()  # it leaves, and the others have their answer all the same
         began = time.monotonic()
         found = await asyncio.gather(first, *others, return_exceptions=True)

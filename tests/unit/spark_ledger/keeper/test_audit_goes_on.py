@@ -14,7 +14,7 @@ from spark_ledger.errors import (
     MetadataUnavailableError,
     OutcomeUnknownError,
 )
-from spark_ledger.keeper.audit_names import NamesReader
+from spark_ledger.keeper.audit_names import NamesRead, NamesReader, SavedNames
 from spark_ledger.keeper.keeper import Keeper
 from spark_ledger.keeper.nodes import (
     NAMES_PATH,
@@ -410,5 +410,35 @@ def test_names_of_another_audit_are_not_taken_for_this_one(small_parts: None) ->
         await passes(cared, clock, 2 * AUDIT_S)
         assert (await audited(cared)).last.ledgers == 0
         assert (await audited(cared)).ended_ms
+
+    run(test)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_page_of_names_that_was_not_written_down_is_written_by_the_next_save(
+    is_first: bool,
+) -> None:
+    """Else the node behind it says that all is there, and live ledgers pass for unnamed."""
+
+    async def test(world: World) -> None:
+        cared = await elected(world, Clock())
+        saved, read = SavedNames(cared._client, lambda: cared._election.check), NamesRead(1.0)
+        store = cared._store
+        assert isinstance(store, MemoryMetadataStore)
+        if not is_first:
+            read.named.add([LedgerId(1)])
+            await saved.save(read)
+        read.named.add([LedgerId(2), LedgerId(7)])
+
+        def interpose(name: str, _path: str) -> Fault:
+            return Fault(Outcome.UNAVAILABLE if name == "transaction" else Outcome.NORMAL)
+
+        store.interpose = interpose
+        with pytest.raises(MetadataUnavailableError):
+            await saved.save(read)
+        store.interpose = None
+        await saved.save(read)
+        found = await saved.load(1.0)
+        assert all(LedgerId(number) in found.named for number in (2, 7))
 
     run(test)

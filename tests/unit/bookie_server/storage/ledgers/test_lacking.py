@@ -15,6 +15,7 @@ import pytest
 
 from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
+from bookie_server.storage.fs.vfs import write_file_durably
 from bookie_server.storage.index import memory_index
 from bookie_server.storage.index.base import IndexRow
 from bookie_server.storage.ledgers import lacking
@@ -167,7 +168,7 @@ def test_two_that_change_the_list_at_once_both_have_their_way(
     """A stretch that one of them dropped would be denied, and not asked for again."""
     found = Lacking(files, DIRECTORY)
     found.add([lack(1), lack(2)])
-    write, other = lacking.write_file_durably, threading.Thread(target=lambda: found.add([lack(3)]))
+    other = threading.Thread(target=lambda: found.add([lack(3)]))
     entered, change = threading.Event(), found._change
 
     def noted(how: Callable[[list[Lack]], list[Lack]]) -> None:
@@ -180,7 +181,7 @@ def test_two_that_change_the_list_at_once_both_have_their_way(
             other.start()
             assert entered.wait(10)
             time.sleep(0.02)  # by then it would have read the list of before
-        write(*of)
+        write_file_durably(*of)
 
     monkeypatch.setattr(lacking, "write_file_durably", slowly)
     found.remove([lack(1)])
