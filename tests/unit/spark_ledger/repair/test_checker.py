@@ -9,12 +9,14 @@ import pytest
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.writer import LedgerWriter
+from spark_ledger.errors import MetadataUnavailableError
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.json_nodes import encode_node
+from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
 from spark_ledger.metadata.unsettled import Page, newest_pages
 from spark_ledger.repair.checker import Checker, CheckerConfig
 from spark_ledger.repair.closed import ClosedCheck
-from spark_ledger.repair.nodes import CHECK_PATH, CheckState, mark
+from spark_ledger.repair.nodes import CHECK_PATH, CLOSED_PATH, STATE_PATH, CheckState, mark
 from spark_ledger.repair.status import look
 from spark_ledger.transport.base import ListedEntries
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
@@ -218,6 +220,32 @@ class Closing(Checking):
     def __init__(self, client: LedgerClient) -> None:
         super().__init__(client)
         self.closed = ClosedCheck(client, self.checker, CheckerConfig(members_per_s=1e6))
+
+
+def test_ledger_that_was_closed_before_a_look_that_failed_is_checked_by_the_next() -> None:
+    """Whatever the look failed at: else its holes would stay for a week."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        checking = Closing(await world.client())
+        assert await checking.closed.run_pass() == 0
+        store = checking.closed._store
+        assert isinstance(store, MemoryMetadataStore)
+        for at in (STATE_PATH, CLOSED_PATH):
+            wipe(world, "b0", await closed(client))
+
+            def interpose(_name: str, path: str, at: str = at) -> Fault:
+                return Fault(Outcome.UNAVAILABLE if path == at else Outcome.NORMAL)
+
+            store.interpose = interpose
+            with pytest.raises(MetadataUnavailableError):
+                await checking.closed.run_pass()
+            store.interpose = None
+            assert await checking.closed.run_pass() + len(await marked(world)) >= 1
+            await (await crew(world)).worker.run_pass()
+            assert await marked(world) == {}
+
+    run_virtually(test, bookies=4)
 
 
 def test_hole_in_a_ledger_is_found_soon_after_it_was_closed() -> None:
