@@ -32,6 +32,8 @@ async def pack(stream: Stream) -> None:
 
 async def at_once(work: Callable[..., Any], *of: Any) -> Any:
     """In place of a thread, whose end is no matter of turns."""
+    for _turn in range(5):
+        await asyncio.sleep(0)
     return work(*of)
 
 
@@ -61,9 +63,12 @@ def test_ledger_whose_writing_is_left_at_any_moment_is_closed(
         return bool(made), has_ended
 
     monkeypatch.setattr(asyncio, "to_thread", at_once)
-    outcomes: list[tuple[bool, bool]] = []
-    while not outcomes or not outcomes[-1][1]:
-        outcomes.append(run(scenario(len(outcomes))))
+    for _again in range(10):  # reading ahead takes turns of its own: one pass may step over it
+        outcomes: list[tuple[bool, bool]] = []
+        while not outcomes or not outcomes[-1][1]:
+            outcomes.append(run(scenario(len(outcomes))))
+        if (True, False) in outcomes:
+            break
     assert (True, False) in outcomes, "its caller left when the ledger was there"
 
 
