@@ -7,6 +7,11 @@ from typing import Final
 from spark_ledger.limits import KIB, MIB
 from spark_ledger.limits.entries import MESSAGE_BYTES_MAX
 
+THREAD_TURN_S: Final = 0.0005
+"""For so long a thread of a bookie keeps the interpreter while another one wants it. With Python's
+5 ms the service loop waits that long behind a flush each time that it comes back from gRPC or from
+the kernel."""
+
 # -- appends ---------------------------------------------------------------------------------------
 
 BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX: Final = 64 * MIB
@@ -19,11 +24,6 @@ batch of the journal. Whoever waits for each of its entries waits behind little 
 
 BOOKIE_WAITING_BYTES_MAX: Final = 32 * MIB
 """Append bytes that wait for room in the write cache; further adds are told to come back later."""
-
-THREAD_TURN_S: Final = 0.0005
-"""For so long a thread of a bookie keeps the interpreter while another one wants it. With Python's
-5 ms the service loop waits that long behind a flush each time that it comes back from gRPC or from
-the kernel."""
 
 APPEND_TURN_S: Final = 0.002
 """All append streams together keep the service loop for so long; then others have a turn."""

@@ -22,10 +22,6 @@ STREAMS_PER_COMMIT_MAX: Final = 100
 """Streams to which one transaction commits: five nodes each, some 2 KB, of the 1 MiB that ZooKeeper
 takes, and each is a race against other writers of the stream."""
 
-LIST_BYTES_TARGET: Final = 2 * MIB
-"""Entries are handed on to be decoded in lists of about so much: some of them are in memory at once
-for each reader, and a hand-over costs little beside their decoding."""
-
 TRANSACTION_BYTES_MAX: Final = 900 * KIB
 """Bytes of a transaction on several streams. ZooKeeper takes 1 MiB (``jute.maxbuffer``) and closes
 the connection at a byte more, so that the outcome would seem unknown."""

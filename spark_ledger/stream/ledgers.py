@@ -60,7 +60,7 @@ class LedgerRange(Protocol):
     def read_batches(
         self, first: int, last: int, *, unconfirmed: bool = False, replica_hint: ReplicaHint = 0
     ) -> AsyncGenerator[Sequence[Entry], None]:
-        """Entries first .. last in order, in lists as a bookie brings them, about 4 MiB each."""
+        """Entries first .. last in order, in lists of about four MiB."""
 
 
 class LedgerNaming(Protocol):

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 FETCHED_AHEAD: Final = 1
 DECODED_AHEAD: Final = 2
-"""Lists of about two MiB that wait to be decoded, and that were decoded before they are asked for,
+"""Lists of about four MiB that wait to be decoded, and that were decoded before they are asked for,
 beside the one in work on each side."""
 
 RUNS_AT_ONCE_MAX: Final = 32
@@ -112,7 +112,7 @@ class RangeReader:
         replica_hint: ReplicaHint = 0,
         where: RowFilter | None = None,
     ) -> AsyncGenerator[list[PositionedBatch], None]:
-        """The rows of the ranges, in order, cast to ``schema``, in lists of about two MiB.
+        """The rows of the ranges, in order, cast to ``schema``, in lists of about four MiB.
 
         A batch lies within one entry. ``replica_hint`` chooses the replica that is asked first, so
         that readers share the load. Raises DataLossError if segments are gone, NoSuchStreamError
@@ -137,7 +137,7 @@ class RangeReader:
     async def _fetch_in_order(
         self, ranges: Ranges, options: _ReadOptions
     ) -> AsyncGenerator[Chunk, None]:
-        """All entries with their ranges, in stream order, in lists of about two MiB."""
+        """All entries with their ranges, in stream order, in lists of about four MiB."""
         if self.packs.known is None and self.schemas.config.has_packs:
             await self.packs.read()
         async for window in windows(group_neighbours(ranges, options.where)):

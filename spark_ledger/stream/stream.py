@@ -354,7 +354,7 @@ class Stream:
         columns: Sequence[str] | None = None,
         where: Where | None = None,
     ) -> AsyncGenerator[list[pa.RecordBatch], None]:
-        """As ``read``, in lists of about two MiB, for callers to whom each item costs time."""
+        """As ``read``, in lists of about four MiB, for callers to whom each item costs time."""
         target = await columns_wanted(self._schemas, schema, columns)
         rows = rows_wanted(self._schemas, where)
         first, last = await self._resolve(start, end)
@@ -415,7 +415,7 @@ class Stream:
         replica_hint: ReplicaHint = 0,
         where: Where | None = None,
     ) -> AsyncGenerator[list[PositionedBatch], None]:
-        """As ``read_ranges``, in lists of about two MiB, as each item costs some callers time."""
+        """As ``read_ranges``, in lists of about four MiB, as each item costs some callers time."""
         target = self.schema if schema is None else schema
         rows = rows_wanted(self._schemas, where)
         return self._reader.read(ranges, schema=target, replica_hint=replica_hint, where=rows)

@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Final, TypeAlias, TypeVar
 
-from spark_ledger.limits.entries import READ_REQUEST_BYTES_MAX
-from spark_ledger.limits.stream import (
-    LIST_BYTES_TARGET,
-    READ_WINDOW_BYTES_MAX,
-    READ_WINDOW_BYTES_MIN,
-)
+from spark_ledger.limits.entries import READ_CHUNK_BYTES_TARGET, READ_REQUEST_BYTES_MAX
+from spark_ledger.limits.stream import READ_WINDOW_BYTES_MAX, READ_WINDOW_BYTES_MIN
 from spark_ledger.stream.model import SegmentRange
 from spark_ledger.stream.packs.places import PackedRange
 from spark_ledger.stream.row_filter import RowFilter
@@ -97,7 +93,7 @@ def runs_of(window: Iterable[list[SegmentRange]]) -> list[list[SegmentRange]]:
 def in_stream_order(
     window: Iterable[list[SegmentRange]], fetched: Mapping[tuple[LedgerId, EntryId], Entry]
 ) -> Sequence[Chunk]:
-    """The entries of a window with their ranges, in lists of about two MiB."""
+    """The entries of a window with their ranges, in lists of about four MiB."""
     chunks: list[list[tuple[SegmentRange | PackedRange, Entry]]] = []
     room_bytes = 0
     for group in window:
@@ -107,7 +103,7 @@ def in_stream_order(
                 entry = fetched[ledger_id, EntryId(entry_id)]
                 if room_bytes <= 0:
                     chunks.append([])
-                    room_bytes = LIST_BYTES_TARGET
+                    room_bytes = READ_CHUNK_BYTES_TARGET
                 chunks[-1].append((part, entry))
                 room_bytes -= len(entry.payload)
     return chunks

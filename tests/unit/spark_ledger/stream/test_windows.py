@@ -9,11 +9,8 @@ import pytest
 
 from spark_ledger.errors import DataLossError, DigestMismatchError
 from spark_ledger.limits import KIB
-from spark_ledger.limits.stream import (
-    LIST_BYTES_TARGET,
-    READ_WINDOW_BYTES_MAX,
-    READ_WINDOW_BYTES_MIN,
-)
+from spark_ledger.limits.entries import READ_CHUNK_BYTES_TARGET
+from spark_ledger.limits.stream import READ_WINDOW_BYTES_MAX, READ_WINDOW_BYTES_MIN
 from spark_ledger.stream import windows as windows_module
 from spark_ledger.stream.model import SegmentRange
 from spark_ledger.stream.stream import Stream
@@ -58,9 +55,9 @@ def test_runs_are_by_ledger_in_order_of_entries_and_have_no_gaps() -> None:
     ]
 
 
-def test_entries_of_a_window_are_cut_into_lists_of_a_size_in_stream_order() -> None:
+def test_entries_of_a_window_are_cut_into_lists_of_a_chunk_in_stream_order() -> None:
     window = [[whole(1, 1, 7)], [whole(0, 1, 8)], [whole(0, 1, 7)]]
-    payload = bytes(LIST_BYTES_TARGET // 2)
+    payload = bytes(READ_CHUNK_BYTES_TARGET // 2)
     fetched = {
         (LedgerId(ledger), EntryId(n)): Entry(LedgerId(ledger), EntryId(n), payload, EntryId(0), 0)
         for ledger, n in ((7, 0), (7, 1), (8, 0))
@@ -130,7 +127,7 @@ def test_windows_are_read_ahead_of_the_consumer_but_not_without_bound(
         size = 4 * KIB
         monkeypatch.setattr(windows_module, "READ_WINDOW_BYTES_MIN", size)
         monkeypatch.setattr(windows_module, "READ_WINDOW_BYTES_MAX", size)
-        monkeypatch.setattr(windows_module, "LIST_BYTES_TARGET", size // 4)
+        monkeypatch.setattr(windows_module, "READ_CHUNK_BYTES_TARGET", size // 4)
         ledgers = FakeLedgers()
         stream = await interleaved(ledgers, 300, 4, random.Random(1))
         total = sum(len(p) for each in ledgers.ledgers.values() for p in each.payloads)
