@@ -1,14 +1,15 @@
 """A bookie is lost for good under load: how fast its copies come back, and what appends pay.
 
 ``python -m benchmarks.repair --case load --gb 20``: so much is written to five bookies in ledgers
-of 64 MiB, one is killed, and repair works with its default rates beside appends of 1 KiB, every
-20 ms, and of 64 KiB, some 2 MB/s. At the end two more are killed, which held the oldest copies, and
-everything is read back.
+of 64 MiB, one is killed and its disk taken away, and repair works with its default rates beside
+appends of 1 KiB, every 20 ms, and of 64 KiB, some 2 MB/s. At the end two more are killed, which
+held the oldest copies, and everything is read back, beside the repair of what those held.
 """
 
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from dataclasses import dataclass, field
 from statistics import median
@@ -97,9 +98,13 @@ async def _marked(client: LedgerClient) -> bool:
     return False
 
 
-async def _read_all(client: LedgerClient, ledgers: list[LedgerId], entry_bytes: int) -> int:
-    count = 0
+async def _read_all(
+    client: LedgerClient, ledgers: list[LedgerId], entry_bytes: int
+) -> tuple[int, float]:
+    """How many entries there are, and how many seconds the slowest ledger took."""
+    count, slowest_s = 0, 0.0
     for ledger_id in ledgers:
+        began = time.perf_counter()
         reader = await client.open_ledger(ledger_id)
         async for entry in reader.read(0, reader.last_add_confirmed):
             assert entry.payload == _payload(entry.entry_id, entry_bytes), (
@@ -107,7 +112,8 @@ async def _read_all(client: LedgerClient, ledgers: list[LedgerId], entry_bytes: 
                 entry.entry_id,
             )
             count += 1
-    return count
+        slowest_s = max(slowest_s, time.perf_counter() - began)
+    return count, slowest_s
 
 
 async def _measure(cluster: LocalCluster, gb: float, entry_bytes: int) -> None:
@@ -121,6 +127,7 @@ async def _measure(cluster: LocalCluster, gb: float, entry_bytes: int) -> None:
             await asyncio.sleep(QUIET_S)
             seen.phase = "failover"
             await asyncio.to_thread(cluster.kill_bookie, _LOST)
+            await asyncio.to_thread(shutil.rmtree, cluster.bookie_directory(_LOST) / "ledgers")
             await asyncio.sleep(LOST_AFTER_S)
             seen.phase = "repair"
             done, began, ended = await _repaired(client)
@@ -143,8 +150,11 @@ async def _measure(cluster: LocalCluster, gb: float, entry_bytes: int) -> None:
         oldest = (await client.ledger_metadata(ledgers[0])).fragments[0].bookies
         for name in oldest[:2]:
             cluster.kill_bookie(cluster.bookie_ids.index(name))
-        count = await _read_all(client, ledgers, entry_bytes)
-        print(f"  {' and '.join(oldest[:2])} killed as well: {count:,} entries read, none lost")
+        count, slowest_s = await _read_all(client, ledgers, entry_bytes)
+        print(
+            f"  {' and '.join(oldest[:2])} killed as well: {count:,} entries read, none lost; "
+            f"the slowest ledger took {slowest_s:.1f} s"
+        )
 
 
 def run(bookies: int, gb: float, entry_bytes: int) -> None:

@@ -219,6 +219,11 @@ class AnswerRoom:
             if answer is not None:
                 answer.waits, answer.since = False, loop.time()
 
+    @property
+    def new_calls_wait(self) -> bool:
+        """Calls wait for their first part."""
+        return bool(self._waiting)
+
     def close(self) -> None:
         """No call is open any more: look after none."""
         if self._timer is not None:

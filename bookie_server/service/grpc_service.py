@@ -262,6 +262,8 @@ class BookieService:
             work = RangeRead(self._bookie, request)
             while not work.ended:
                 await self._write_part(work, context)
+                if self._answers.new_calls_wait:
+                    break  # in turns: its client asks for the rest, behind those that wait
         self._metrics.read_ended(work.status, work.bytes_read, time.perf_counter() - started)
 
     async def _write_part(self, work: RangeRead, context: CallContext) -> None:

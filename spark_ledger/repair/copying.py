@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import NamedTuple
 
@@ -17,7 +16,7 @@ from spark_ledger.client.context import ClientContext
 from spark_ledger.client.lane_reader import verify_chunk, wanted_run
 from spark_ledger.errors import BookieUnavailableError, NoSuchEntryError
 from spark_ledger.limits.client import BUSY_PAUSE_S, BUSY_PAUSE_S_MAX
-from spark_ledger.limits.entries import READ_REQUEST_BYTES_MAX
+from spark_ledger.limits.entries import READ_CHUNK_BYTES_TARGET
 from spark_ledger.protocol.events import ReadEnded, ReadEntries
 from spark_ledger.repair.compare import Comparison
 from spark_ledger.repair.held import BusyPauses
@@ -128,8 +127,10 @@ class Copier:
         )
         if self._access.digest is None:
             return await self._copy_compared(command, lane, sink)
-        async with aclosing(self._chunks(command)) as chunks:
-            async for chunk in chunks:
+        following = position - 1
+        while following < position <= lane.last_entry:
+            following = position
+            for chunk in await self._answer(command._replace(first=EntryId(position))):
                 good, ended = verify_chunk(
                     self._ledger_id, self._access.digest, command, position, chunk
                 )
@@ -180,7 +181,9 @@ class Copier:
                 compared.look(bookie_id, run)
             position = runs[-1].last_entry + stride if runs else int(first)
             if ended is None:
-                return  # it sends no more at once
+                if not runs:
+                    return  # it says nothing
+                continue
             if ended.status is BookieStatus.NO_SUCH_LEDGER:
                 return  # nor has it another entry
             if not ended.status.is_denial:
@@ -192,13 +195,12 @@ class Copier:
         """What one bookie sends at once, if it is what was asked for; no digest is looked at."""
         runs: list[EntryRun] = []
         position = int(command.first)
-        async with aclosing(self._chunks(command)) as chunks:
-            async for chunk in chunks:
-                run, ended = wanted_run(self._ledger_id, command, position, chunk)
-                if run is None:
-                    return runs, ended
-                runs.append(run)
-                position = run.last_entry + command.stride
+        for chunk in await self._answer(command):
+            run, ended = wanted_run(self._ledger_id, command, position, chunk)
+            if run is None:
+                return runs, ended
+            runs.append(run)
+            position = run.last_entry + command.stride
         return runs, None
 
     async def _store(self, run: EntryRun, sink: _Sink) -> None:
@@ -206,17 +208,22 @@ class Copier:
         self._counts["entries"] += run.count
         self._counts["bytes"] += len(run.frames)
 
-    def _chunks(self, command: ReadEntries) -> AsyncGenerator[ReadChunk, None]:
-        return self._context.transport.read(
+    async def _answer(self, command: ReadEntries) -> list[ReadChunk]:
+        """A call of one chunk, from its begin to its end. No call is open while a copy waits, for
+        its rate or for its target: the bookie would hold the next chunk for it all the time, and
+        sixteen ledgers that are repaired at once left no room there for other readers."""
+        chunks = self._context.transport.read(
             command.bookie_id,
             self._ledger_id,
             command.first,
             command.last,
             stride=command.stride,
-            max_bytes=READ_REQUEST_BYTES_MAX,
+            max_bytes=READ_CHUNK_BYTES_TARGET,
             access_key=self._access.to_read,
             timeout_s=self._context.config.read_timeout_s,
         )
+        async with aclosing(chunks):
+            return [chunk async for chunk in chunks]
 
 
 def _prefix(run: EntryRun, count: int) -> EntryRun:

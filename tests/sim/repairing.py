@@ -36,6 +36,8 @@ CONFIG: Final = RepairConfig(
 )
 REBALANCE: Final = RebalanceConfig(tolerance=0.01, bytes_per_s=1e6, reads_per_s=1e4)
 
+_SLOW_BYTES_PER_S: Final = 2e3
+
 _CHANGES_ITS_MIND: Final = 0.05
 
 
@@ -75,9 +77,14 @@ class RepairClient(ServiceClient):
         """See ``ServiceClient``."""
         moving = asyncio.ensure_future(self._rebalance(client))
         try:
-            await run_repair(client, CONFIG, stop)
+            await run_repair(client, self._config(), stop)
         finally:
             moving.cancel()
+
+    def _config(self) -> RepairConfig:
+        """Half of the workers are so slow that each copy waits for seconds."""
+        rate = self.world.random_for(f"rate of {self.name}").choice([_SLOW_BYTES_PER_S, 1e6])
+        return replace(CONFIG, worker=replace(CONFIG.worker, bytes_per_s=rate))
 
     async def _rebalance(self, client: LedgerClient) -> None:
         """An operator evens out what bookies hold, again and again, beside everybody else."""

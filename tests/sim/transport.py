@@ -25,6 +25,7 @@ from spark_ledger.transport.base import (
 )
 from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, LedgerId
 from tests.sim.node import BookieNode
+from tests.sim.patience import taken_soon
 
 KEEPALIVE_S = 1.5
 """After so many seconds of silence a client takes its connection for broken."""
@@ -287,7 +288,8 @@ class SimTransport:
             yield ReadChunk(chunks, None, first_entry, f"bookie {bookie_id}: {chunks.name}")
             return
         for chunk in chunks:
-            yield self._spoiled(chunk)
+            with taken_soon(bookie_id):
+                yield self._spoiled(chunk)
 
     async def read_last_confirmed(
         self,

@@ -172,7 +172,9 @@ def read_all(request: pb.ReadRequest, bookie: ScriptedBookie) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(("asked", "entries"), [(0, 4), (10**9, 4), (160, 4), (80, 2), (1, 1)])
+@pytest.mark.parametrize(
+    ("asked", "entries"), [(0, 4), (10**9, 4), (160, 4), (100, 2), (80, 2), (1, 1)]
+)
 def test_read_returns_no_more_than_the_request_limit(
     asked: int, entries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,12 +218,46 @@ def test_read_that_meets_a_hole_brings_what_is_before_it_and_its_name(lacking: i
     assert response.entry_id == lacking and reading.ended
 
 
-def filled(bookie: ScriptedBookie) -> None:
-    """Ten entries of 40 bytes in ledger 1."""
-    bookie.watch_last_confirmed(LedgerId(1), lambda: None)  # makes the ledger
-    bookie.ledgers[LedgerId(1)].entries = {entry: bytes(40) for entry in range(10)}
+def filled(bookie: ScriptedBookie, entries: int = 10) -> None:
+    """Entries of 40 bytes in ledger 1."""
+    bookie.watch_last_confirmed(LedgerId(1), lambda: None)()  # makes the ledger
+    bookie.ledgers[LedgerId(1)].entries = {entry: bytes(40) for entry in range(entries)}
 
 
 def test_entry_zero_of_ledger_zero_can_be_read() -> None:
     assert read_request_error(pb.ReadRequest()) == ""
     assert read_request_error(pb.ReadRequest(last_entry=2**63 - 1, stride=1)) == ""
+
+
+@on_loop
+async def test_reader_that_comes_goes_on_in_turns_with_those_that_read_much(f: Fixture) -> None:
+    """However much those have asked for: else a reader of one entry waits for all of it."""
+    entries = 2_000
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(read_path, "READ_CHUNK_BYTES_TARGET", 40)
+        patch.setattr(f.service._answers, "_bytes_max", 1)  # one part at a time
+        filled(f.bookie, entries)
+        brought: dict[str, list[int]] = {"much": [], "little": []}
+        calls = 0
+
+        async def read(name: str, last: int) -> None:
+            nonlocal calls
+            found = brought[name]
+            while not found or found[-1] < last:
+                calls += 1
+                first = found[-1] + 1 if found else 0
+                request = pb.ReadRequest(ledger_id=1, first_entry=first, last_entry=last)
+                async for answer in f.stub.Read(request, timeout=15, metadata=HERE):
+                    assert answer.status == pb.OK
+                    found += range(answer.run.first_entry, answer.run.first_entry + 1)
+
+        much = asyncio.ensure_future(read("much", entries - 1))
+        while len(brought["much"]) < 10:
+            await asyncio.sleep(0.001)
+        for _number in range(5):
+            brought["little"].clear()
+            await read("little", 0)
+        assert len(brought["much"]) < entries, "they did not wait for its end"
+        await much
+        assert brought["much"] == list(range(entries))
+        assert 7 <= calls <= 12, "a call ends early for those that wait, and for nobody else"

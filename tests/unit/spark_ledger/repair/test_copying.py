@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import Any
 
 import pytest
 
 from spark_ledger.errors import BookieUnavailableError, NoSuchEntryError
 from spark_ledger.metadata.ledgers import LedgerStore
+from spark_ledger.repair import copying
 from spark_ledger.repair.copying import Copier, TargetFailedError
 from spark_ledger.repair.ledger import _access
 from spark_ledger.repair.plan import LaneCopy, final_fragments, lane_copies
 from spark_ledger.repair.throttle import Throttles
 from spark_ledger.runs import EntryRun
-from spark_ledger.transport.base import AddResult
+from spark_ledger.transport.base import AddResult, ReadChunk, Transport
 from spark_ledger.types import BookieId, BookieStatus, EntryId
 from tests.unit.spark_ledger.client.world import World, run_virtually
 from tests.unit.spark_ledger.repair.test_worker import filled
@@ -177,6 +180,72 @@ def test_copies_wait_for_the_rate_of_their_source() -> None:
             await made.to(Target([OK] * 20))
         assert {source for source, _ in waited} <= set(made.others)
         assert sum(count for _, count in waited) == made.counts["bytes"] > 0
+
+    run_virtually(test, bookies=4)
+
+
+class OpenCalls:
+    """Reads that have begun and not ended."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.now = self.in_all = 0
+        self._read = transport.read
+
+    async def read(self, *asked: Any, **how: Any) -> AsyncGenerator[ReadChunk, None]:
+        self.now += 1
+        self.in_all += 1
+        try:
+            async with aclosing(self._read(*asked, **how)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        finally:
+            self.now -= 1
+
+
+@pytest.mark.parametrize("entries_at_once", [1, 7, 1000])
+@pytest.mark.parametrize("knows_password", [True, False])
+def test_no_read_is_open_while_a_copy_waits_for_its_rate_or_its_target(
+    entries_at_once: int, *, knows_password: bool
+) -> None:
+    """A bookie holds the next part of an open read: many copies left no room for other readers."""
+
+    async def test(world: World) -> None:
+        made = await Copying(world).prepare()
+        if not knows_password:
+            made.copier._access = made.copier._access._replace(digest=None)
+        calls = OpenCalls(made.client.context.transport)
+        waits: list[int] = []
+
+        async def take(_source: BookieId, _count: int) -> None:
+            waits.append(calls.now)
+
+        class Watched(Target):
+            def opened(self, *given: Any, **how: Any) -> Stream:
+                stream = super().opened(*given, **how)
+                send = stream.send
+
+                def watched(run: EntryRun) -> None:
+                    waits.append(calls.now)
+                    send(run)
+
+                stream.send = watched  # type: ignore[method-assign]
+                return stream
+
+        target = Watched([OK] * 20)
+        with pytest.MonkeyPatch.context() as patch:
+            one = made.lane
+            size = len(
+                next(iter(world.bookies[made.others[0]].ledgers[made.ledger_id].entries.values()))
+            )
+            patch.setattr(copying, "READ_CHUNK_BYTES_TARGET", size * entries_at_once)
+            patch.setattr(made.client.context.transport, "read", calls.read)
+            patch.setattr(made.copier._throttles, "take", take)
+            await made.to(target)
+        assert set(waits) == {0} and calls.now == 0
+        assert [e for run in target.sent for e in run.ids()] == list(range(20))
+        assert calls.in_all >= 20 / entries_at_once
+        if knows_password:
+            assert made.copier.was_brought(one, made.others[0])
 
     run_virtually(test, bookies=4)
 
