@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final
 
 from spark_ledger.bookie_api import BookieApi
-from spark_ledger.limits.bookie import APPEND_TURN_S, BOOKIE_APPEND_SHARED_BYTES
+from spark_ledger.limits.bookie import BOOKIE_APPEND_SHARED_BYTES
 
 _SHORT_MEMORY_DIVISOR: Final = 8
 """Of the bound on bytes in flight: appends never stop for lack of memory, they get slower."""
@@ -102,10 +102,6 @@ class AppendShares:
             self._waiting.setdefault(connection, deque()).append((turn, expected_cost))
             await turn
 
-    def has_nothing(self, connection: str) -> bool:
-        """Nothing of it is in flight."""
-        return connection not in self._in_flight
-
     def bar(self, connection: str, seconds: float) -> None:
         """Read nothing more from it for so long: what it sends is a waste of time."""
         self._barred[connection] += 1
@@ -156,58 +152,3 @@ class AppendShares:
                     loop.call_later(_EXPECTED_FOR_S, partial(self.ended, connection, cost))
             if not turns:
                 del self._waiting[connection]
-
-
-class AppendTurns:
-    """Bounds how long all streams together keep the loop between two looks at what has arrived.
-
-    A thousand streams that each take a short message would keep it for a second. So once the time
-    of a round is used up the others wait for the next round, in the order in which they came; those
-    whose connection has nothing else in flight go before the others. Of these each round has at
-    least one, so nobody waits for ever. Everything here belongs to the service thread.
-    """
-
-    def __init__(self, round_s: float = APPEND_TURN_S) -> None:
-        self._round_s = round_s
-        self._used_s = 0.0
-        self._usual_s = round_s  # of one turn
-        self._round_ends = False
-        self._waiting: deque[asyncio.Future[None]] = deque()
-        self._first: deque[asyncio.Future[None]] = deque()
-
-    async def wait(self, *, is_first: bool = False) -> None:
-        """Return once there is time for a turn; ``is_first`` goes before the others."""
-        row = self._first if is_first else self._waiting
-        if row or self._first or self._used_s >= self._round_s:
-            turn = asyncio.get_running_loop().create_future()
-            row.append(turn)
-            self._end_round()
-            await turn
-
-    def used(self, seconds: float) -> None:
-        """A turn took so long."""
-        self._used_s += seconds
-        self._usual_s += (seconds - self._usual_s) / 8
-        if self._used_s >= self._round_s:  # less needs no end: the next turn may come at once
-            self._end_round()
-
-    def _end_round(self) -> None:
-        """Begin a new round once the loop has looked at what has arrived."""
-        if not self._round_ends:
-            self._round_ends = True
-            asyncio.get_running_loop().call_soon(self._next_round)
-
-    def _next_round(self) -> None:
-        """Let as many go on as there is time for; one of each row in any case."""
-        self._round_ends = False
-        self._used_s = 0.0
-        left_s = self._round_s
-        for row in (self._first, self._waiting):
-            left_s = max(left_s, self._usual_s)
-            while row and left_s > 0:
-                turn = row.popleft()
-                if not turn.done():  # else its stream has ended
-                    turn.set_result(None)
-                    left_s -= self._usual_s
-        if self._first or self._waiting:
-            self._end_round()

@@ -19,13 +19,15 @@ import asyncio
 import logging
 import math
 import time
+from collections.abc import Iterator
 from functools import partial
 
 import grpc
 import grpc.aio
 
 from bookie_server.service.answered_adds import AnsweredAdds
-from bookie_server.service.append_gate import AppendGate, AppendShares, AppendTurns
+from bookie_server.service.append_gate import AppendGate, AppendShares
+from bookie_server.service.append_turns import AppendTurns
 from bookie_server.service.context import CallContext
 from bookie_server.service.guard.connections import Connections
 from bookie_server.service.guard.nonsense import Nonsense
@@ -236,36 +238,39 @@ class AppendSession:
         began = time.perf_counter()
         self._message_cost = 0
         while True:
-            await self._turns.wait(is_first=self._shares.has_nothing(self.peer))
-            turn: list[ReceivedAdd] = []
-            turn_began = time.perf_counter()
-            ends_at = turn_began + APPEND_TURN_S
-            try:
-                for add in adds:
-                    turn.append(add)
-                    if time.perf_counter() > ends_at:
-                        break
-                else:
-                    ends_at = math.inf
-                error = ""
-            except MalformedMessageError as malformed:
-                error = str(malformed)
-            if turn:
-                cost = sum([ADD_COST_BYTES + len(add.run.frames) for add in turn])
-                self._message_cost += cost
-                self._shares.began(self.peer, cost)
-            with self._bookie.batch():
-                for add in turn:
-                    self._add(add, began)
-            self._turns.used(time.perf_counter() - turn_began)
+            async with self._turns.turn(self.peer):
+                is_last, error = self._take_turn(adds, began)
             if not error and self._malformed > BOOKIE_MALFORMED_ADDS_MAX:
                 error = f"{self._malformed} adds of this stream were malformed"
             if error:
                 return error
             await self._check_refusals()
-            if ends_at == math.inf:
+            if is_last:
                 return ""
             await asyncio.sleep(0)
+
+    def _take_turn(self, adds: Iterator[ReceivedAdd], began: float) -> tuple[bool, str]:
+        """Hand adds to the bookie for as long as a turn has; whether they were the last, and why
+        the message must not go on, or ""."""
+        turn: list[ReceivedAdd] = []
+        ends_at = time.perf_counter() + APPEND_TURN_S
+        is_last, error = True, ""
+        try:
+            for add in adds:
+                turn.append(add)
+                if time.perf_counter() > ends_at:
+                    is_last = False
+                    break
+        except MalformedMessageError as malformed:
+            error = str(malformed)
+        if turn:
+            cost = sum([ADD_COST_BYTES + len(add.run.frames) for add in turn])
+            self._message_cost += cost
+            self._shares.began(self.peer, cost)
+        with self._bookie.batch():
+            for add in turn:
+                self._add(add, began)
+        return is_last, error
 
     async def _check_refusals(self) -> None:
         """End a stream that was mostly refused: each of its appenders is kept."""

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 import grpc
 import grpc.aio
 
-from bookie_server.service.append_gate import AppendGate, AppendShares, AppendTurns
+from bookie_server.service.append_gate import AppendGate, AppendShares
 from bookie_server.service.append_session import AppendSession
+from bookie_server.service.append_turns import AppendTurns
 from bookie_server.service.calls import AnswerRoom, CallLimits, Kind
 from bookie_server.service.confirmations import confirm_all, confirm_error
 from bookie_server.service.context import CallContext

@@ -11,8 +11,9 @@ import grpc.aio
 import pytest
 
 from bookie_server.service import append_session
-from bookie_server.service.append_gate import AppendGate, AppendShares, AppendTurns
+from bookie_server.service.append_gate import AppendGate, AppendShares
 from bookie_server.service.append_session import AppendSession
+from bookie_server.service.append_turns import AppendTurns
 from bookie_server.service.context import CallContext
 from bookie_server.service.guard.connections import Connections
 from bookie_server.service.guard.nonsense import Nonsense
@@ -169,11 +170,13 @@ async def test_answer_that_its_client_does_not_take_keeps_no_share(f: Fixture) -
         f.bookie.hold = True
         f.context.send((1, entry), (2, entry))
         await settle()
-        assert not f.shares.has_nothing(peer)
+        assert peer in f.shares._in_flight
         f.bookie.release()
-        assert entry == 0 or f.shares.has_nothing(peer), "at once: nobody is there to do it later"
+        assert entry == 0 or peer not in f.shares._in_flight, (
+            "at once: nobody is there to do it later"
+        )
         await settle()
-        assert f.shares.has_nothing(peer) and f.metrics.entries_added == 2 * entry + 2
+        assert peer not in f.shares._in_flight and f.metrics.entries_added == 2 * entry + 2
 
 
 @on_loop
@@ -184,14 +187,14 @@ async def test_adds_answered_after_the_client_left_keep_no_share(f: Fixture) -> 
     f.task.cancel()
     f.bookie.release()  # the writer wakes to find that it is cancelled
     await asyncio.gather(f.task, return_exceptions=True)
-    assert f.shares.has_nothing(f.context.peer()) and f.metrics.entries_added == 3
+    assert f.context.peer() not in f.shares._in_flight and f.metrics.entries_added == 3
     f.task = asyncio.get_running_loop().create_task(f._serve())
     f.context.send((1, 0))
     await settle()
     f.task.cancel()
     await asyncio.gather(f.task, return_exceptions=True)
     f.bookie.release()
-    assert f.shares.has_nothing(f.context.peer()) and f.metrics.entries_added == 4
+    assert f.context.peer() not in f.shares._in_flight and f.metrics.entries_added == 4
 
 
 @on_loop
@@ -199,7 +202,7 @@ async def test_dropped_and_refused_runs_keep_no_share(f: Fixture) -> None:
     f.bookie.refuse_next = BookieStatus.READ_ONLY, "full"
     f.context.send((1, 0), (1, 1), (2, 0), (1, 2))
     await settle()
-    assert f.shares.has_nothing(f.context.peer())
+    assert f.context.peer() not in f.shares._in_flight
     assert f.metrics.adds == {BookieStatus.READ_ONLY: 1, BookieStatus.OK: 1}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from bookie_server.service.append_gate import AppendShares, AppendTurns
+from bookie_server.service.append_gate import AppendShares
 from spark_ledger.limits import MIB
 
 
@@ -115,71 +115,6 @@ async def test_share_grows_when_another_connection_has_its_answers() -> None:
     assert not waits.done()
     shares.ended("other", MIB)
     await waits
-
-
-@on_loop
-async def test_streams_beyond_the_time_of_a_round_wait_for_the_next() -> None:
-    turns = AppendTurns(0.002)
-    order: list[int] = []
-
-    async def take(number: int) -> None:
-        await turns.wait()
-        order.append(number)
-        turns.used(0.003)
-
-    streams = [asyncio.ensure_future(take(number)) for number in range(4)]
-    await asyncio.sleep(0)
-    assert order == [0], "its turn has used the round up"
-    streams[1].cancel()  # its client leaves
-    streams.append(asyncio.ensure_future(take(4)))
-    await asyncio.gather(*streams, return_exceptions=True)
-    assert order == [0, 2, 3, 4]
-
-
-@on_loop
-async def test_short_turns_share_a_round() -> None:
-    turns = AppendTurns(0.002)
-    taken = 0
-
-    async def take() -> None:
-        nonlocal taken
-        await turns.wait()
-        taken += 1
-        turns.used(0.0001)
-
-    streams = [asyncio.ensure_future(take()) for _number in range(10)]
-    await asyncio.sleep(0)
-    assert taken == 10
-    await asyncio.gather(*streams)
-
-
-@on_loop
-async def test_connection_with_nothing_in_flight_goes_before_the_others() -> None:
-    turns = AppendTurns(0.002)
-    order: list[str] = []
-
-    async def take(name: str, *, is_first: bool) -> None:
-        await turns.wait(is_first=is_first)
-        order.append(name)
-        turns.used(0.003)
-
-    heavy = [asyncio.ensure_future(take(f"heavy {n}", is_first=False)) for n in range(4)]
-    await asyncio.sleep(0)
-    light = [asyncio.ensure_future(take(f"light {n}", is_first=True)) for n in range(6)]
-    await asyncio.gather(*heavy, *light)
-    assert order[:2] == ["heavy 0", "light 0"]
-    assert order.index("heavy 3") < 8, "each round has one of the others"
-
-
-@on_loop
-async def test_stream_that_leaves_in_its_turn_lets_the_next_go_on() -> None:
-    turns = AppendTurns(0.002)
-    gone, waits = (asyncio.ensure_future(turns.wait()) for _number in range(2))
-    turns.used(0.01)
-    await asyncio.sleep(0)  # both wait, and the first is let go
-    gone.cancel()
-    await asyncio.wait_for(waits, 1)
-    assert gone.cancelled()
 
 
 @on_loop

@@ -8,7 +8,8 @@ import grpc.aio
 import pytest
 
 from bookie_server.service import append_session
-from bookie_server.service.append_gate import AppendGate, AppendShares, AppendTurns
+from bookie_server.service.append_gate import AppendGate, AppendShares
+from bookie_server.service.append_turns import AppendTurns
 from bookie_server.service.guard.nonsense import Nonsense
 from spark_ledger.types import BookieStatus, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
@@ -118,7 +119,7 @@ async def test_other_streams_of_who_sends_nonsense_are_not_read_meanwhile(f: Fix
 def test_time_of_each_turn_counts_in_its_round(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[float] = []
     monkeypatch.setattr(append_session, "APPEND_TURN_S", 3600.0)
-    monkeypatch.setattr(AppendTurns, "used", lambda _turns, seconds: used.append(seconds))
+    monkeypatch.setattr(AppendTurns, "_used", lambda _turns, seconds: used.append(seconds))
 
     @test_append_session.on_loop
     async def send(f: Fixture) -> None:
@@ -152,7 +153,7 @@ async def test_message_without_adds_is_no_part_of_what_is_in_flight(f: Fixture) 
     f.context.send()
     await settle()
     assert f.context.reads == 2
-    assert f.shares.has_nothing(f.context.peer()), "others would have less of a share for ever"
+    assert f.context.peer() not in f.shares._in_flight, "others would have less of a share for ever"
 
 
 @grpc_tests.on_loop
