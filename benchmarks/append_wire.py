@@ -17,8 +17,8 @@ import grpc.aio
 
 from bookie_server.bookie import Bookie
 from bookie_server.service.append_gate import AppendGate, AppendShares
-from bookie_server.service.append_turns import AppendTurns
 from bookie_server.service.append_session import AppendSession
+from bookie_server.service.append_turns import AppendTurns
 from bookie_server.service.context import CallContext
 from bookie_server.service.guard.connections import Connections
 from bookie_server.service.guard.nonsense import Nonsense
