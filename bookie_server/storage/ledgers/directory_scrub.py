@@ -53,8 +53,18 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
     is_running: bool = False
     must_heal: bool = False
     """The pass has met a ledger whose rows do not add up: also a restart ends with what follows."""
+    must_repeat: bool = False
+    """The pass has met damage that it could not take out of the index: another one follows it."""
     ended_at: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """When the last full pass ended, since 1970; 0: there was none."""
+
+
+class _StaysError(Exception):
+    """What is damaged could not be taken out of the index; says why."""
+
+    def __init__(self, why: OSError | CorruptionError) -> None:
+        super().__init__(str(why))
+        self.why = why
 
 
 class ScrubCounts(NamedTuple):
@@ -118,23 +128,37 @@ class DirectoryScrub:
         """Go on with a pass, or begin one, up to its end.
 
         Raises OSError and CorruptionError if it cannot go on, and what ``pace`` raises; the next
-        call goes on where this one was.
+        call goes on where this one was. What is damaged and cannot be taken out holds up nothing
+        else: the rest is read, then that is raised, and the next call reads everything again.
         """
         self._check_heads()
         self.position = msgspec.structs.replace(self.position, is_running=True)
+        failed: OSError | CorruptionError | None = None
         try:
+            self._try_to_heal(flush_lock)  # the last pass could not, or did not come to its end
             while ledgers := self._index.held_ledgers(
                 self.position.ledger_id - 1, SCRUB_LEDGERS_AT_ONCE
             ):
                 for ledger in ledgers:
-                    self._check_ledger(ledger.ledger_id, flush_lock, pace)
+                    try:
+                        self._check_ledger(ledger.ledger_id, flush_lock, pace)
+                    except _StaysError as error:
+                        failed = failed or error.why
+                        self.position = msgspec.structs.replace(self.position, must_repeat=True)
                     self._go_to(LedgerId(ledger.ledger_id + 1), 0)
-            if self.position.must_heal:
-                self._heal(flush_lock)
-            self.position = Position(ended_at=time.time())
+            failed = self._try_to_heal(flush_lock) or failed
+            before = self.position
+            if before.must_heal or before.must_repeat:
+                self.position = Position(
+                    is_running=True, must_heal=before.must_heal, ended_at=before.ended_at
+                )
+            else:
+                self.position = Position(ended_at=time.time())
         finally:
             with suppress(OSError):  # the next pass reads a little twice
                 self._save()
+        if failed is not None:
+            raise failed
 
     def _check_heads(self) -> None:
         """Have every log opened anew: one with a damaged header is not read from memory's word."""
@@ -210,20 +234,35 @@ class DirectoryScrub:
     def _take_out(
         self, ledger_id: LedgerId, bad: list[tuple[IndexRow, Lack]], flush_lock: Lock
     ) -> None:
-        """List what is lacking, durably; then take the rows out, so that copies can come."""
+        """List what is lacking, durably; then take the rows out, so that copies can come. Raises
+        _StaysError if a disk or the index does not take it."""
         if not bad:
             return
-        self.lacking.add(lack for _, lack in bad)
-        with flush_lock:
-            update = self._index.begin()
-            try:
-                for row, _ in bad:
-                    update.delete_row(ledger_id, row)
-                update.commit()
-            except BaseException:
-                update.abort()
-                raise
+        try:
+            self.lacking.add(lack for _, lack in bad)
+            with flush_lock:
+                update = self._index.begin()
+                try:
+                    for row, _ in bad:
+                        update.delete_row(ledger_id, row)
+                    update.commit()
+                except BaseException:
+                    update.abort()
+                    raise
+        except (OSError, CorruptionError) as error:
+            raise _StaysError(error) from error
         bad.clear()
+
+    def _try_to_heal(self, flush_lock: Lock) -> OSError | CorruptionError | None:
+        """Heal the index if a pass has met what does not add up; why that failed."""
+        if not self.position.must_heal:
+            return None
+        try:
+            self._heal(flush_lock)
+        except (OSError, CorruptionError) as error:
+            return error
+        self.position = msgspec.structs.replace(self.position, must_heal=False)
+        return None
 
     def _heal(self, flush_lock: Lock) -> None:
         """Take the rows of ledgers that do not add up out of the index, once all that they may have

@@ -11,6 +11,7 @@ from spark_ledger.limits import KIB
 from spark_ledger.types import BookieStatus
 from tests.unit.bookie_server.storage.support import (
     JOURNAL,
+    LEDGERS,
     Machine,
     expected,
     formatted,
@@ -69,3 +70,37 @@ def test_journal_whose_disk_fails_when_there_is_room_again_has_failed(
     journal.look_for_room()
     assert not machine.bookie.commit_pending() and len(machine.fatal) == 1
     machine.close()
+
+
+def test_run_of_a_refused_batch_that_is_durable_is_not_written_again() -> None:
+    """One run log took its run, the other one and then the journal have no room: the batch is
+    refused as a whole, kept, and written once there is room. What is durable by then stays where it
+    is: places are settled once, and reads may rely on the first (rule S16)."""
+    full = False
+    refused = {JOURNAL: ("create", "preallocate"), LEDGERS[1]: ("create",)}
+
+    def plan(operation: Operation) -> Fault | None:
+        kinds = refused.get(operation.path.parent, ())
+        return Fault(errno.ENOSPC) if full and operation.kind in kinds else None
+
+    files = formatted()
+    config = small_config(write_once_bytes=KIB, journal_batch_bytes_max=200 * KIB)
+    machine = Machine(FaultFileSystem(files, plan), config)
+    assert machine.add(4, [0], size=2 * KIB) is OK and machine.add(5, [0]) is OK
+    full = True
+    before = machine.bookie.stats().journal.run_log_bytes
+    sizes = {4: 2 * KIB, 5: 70 * KIB}  # the second one takes a file of its own
+    with machine.bookie.batch():
+        answers = [machine.start_add(each, [1], size=size) for each, size in sizes.items()]
+    machine.settle()
+    assert [status for ((status, _message),) in answers] == [READ_ONLY, READ_ONLY]
+    assert machine.bookie.stats().journal.run_log_bytes > before, "the first run is durable"
+    full, before = False, machine.bookie.stats().journal.run_log_bytes
+    machine.bookie._journal.look_for_room()
+    machine.settle()
+    assert machine.bookie.stats().journal.run_log_bytes == before and not machine.fatal
+    for ledger_id, size in sizes.items():
+        assert machine.add(ledger_id, [2], size=KIB // 2) is OK
+    for again in (machine, Machine(files.crash_clone(None), config)):
+        for ledger_id, size in sizes.items():
+            assert again.held(ledger_id)[1] == expected(ledger_id, [1], size)[1]

@@ -242,6 +242,10 @@ async def test_cookie_that_cannot_be_read_does_not_end_the_watch(world: World) -
     await store.put(cookie_path(B), good, version + 1)
     await asyncio.sleep(0.01)
     assert not told
+    await world.identity(world.files.crash_clone(None)).claim()
+    async with asyncio.timeout(10):
+        while not told:
+            await asyncio.sleep(0.001)
     await running.close()
 
 
@@ -422,6 +426,7 @@ async def test_broken_disk_is_a_sentence(world: World) -> None:
     [
         (b"{", CorruptionError, r"/l0/start\.json is damaged"),
         (b"", CorruptionError, "damaged"),
+        (b'{"format_version":2,"place":["\xff"]}', CorruptionError, "damaged"),
         (
             b'{"format_version":3,"place":["/l0",1,1,1,1],"current":null,"pending":null}',
             ConfigurationError,

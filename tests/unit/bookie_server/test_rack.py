@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bookie_server import rack
 from bookie_server.config import BookieConfig, load
 from bookie_server.rack import with_rack
 from spark_ledger.errors import ConfigurationError
@@ -67,9 +68,27 @@ def test_script_that_does_not_tell_ends_the_start(tmp_path: Path, text: str) -> 
         with_rack(script(tmp_path, text))
 
 
-def test_file_that_is_not_there_ends_the_start(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="cannot be read"):
-        with_rack(configured(tmp_path, 'rack_file = "none"'))
+@pytest.mark.parametrize("content", [None, b"h \xff\xfe\n"], ids=["missing", "no text"])
+def test_file_that_cannot_be_read_ends_the_start(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "racks").write_bytes(content)
+    with pytest.raises(ConfigurationError, match=f"rack_file {tmp_path}/racks cannot be read"):
+        with_rack(configured(tmp_path, 'rack_file = "racks"'))
+
+
+@pytest.mark.parametrize("text", ["printf '/r\\377'", "sleep 9", "exit 1"])
+def test_script_that_fails_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setattr(rack, "RACK_SCRIPT_S", 0.5 if "sleep" in text else 60.0)
+    with pytest.raises(ConfigurationError, match=r"rack_script .*racks\.sh failed"):
+        with_rack(script(tmp_path, text))
+
+
+def test_script_that_is_no_program_is_named(tmp_path: Path) -> None:
+    (tmp_path / "racks.sh").write_text("echo /r1")
+    with pytest.raises(ConfigurationError, match=r"rack_script .*racks\.sh failed"):
+        with_rack(configured(tmp_path, 'rack_script = "racks.sh"'))
 
 
 def test_rack_is_said_in_one_way_only(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,8 +16,9 @@ from bookie_server.core.read_only import Cause, Stall
 from bookie_server.exit_codes import EXIT_FATAL, EXIT_OK
 from bookie_server.server import BookieServer
 from bookie_server.service.grpc_service import BookieService
+from spark_ledger.errors import CorruptionError
 from spark_ledger.metadata.cookies import leaving_path
-from spark_ledger.metadata.memory import Fault
+from spark_ledger.metadata.memory import Fault, MemoryMetadataStore
 from tests.unit.bookie_server.test_server import B, Cluster, until
 from tests.unit.bookie_server.test_server import cluster as cluster
 
@@ -144,3 +146,67 @@ def test_disk_that_hangs_under_a_read_does_not_hold_up_the_stop(
     start = cluster.cookie().start
     assert start is not None and start.counter == 2, "a clean stop is noted"
     assert not behind.is_set(), "nobody waits for what had not begun"
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "a disk failed"), CorruptionError("rotten")])
+def test_last_flush_that_fails_is_said_and_the_bookie_stops_as_it_should(
+    cluster: Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+) -> None:
+    close = Bookie.close
+
+    def fails(bookie: Bookie) -> None:
+        close(bookie)
+        raise error
+
+    monkeypatch.setattr(Bookie, "close", fails)
+    closed: list[MemoryMetadataStore] = []
+    close_store = MemoryMetadataStore.close
+
+    async def close_and_note(store: MemoryMetadataStore) -> None:
+        await close_store(store)
+        closed.append(store)
+
+    async def main() -> None:
+        monkeypatch.setattr(MemoryMetadataStore, "close", close_and_note)
+        async with serving(cluster) as (bookie, running):
+            assert not closed
+            bookie._stop.set()
+            assert await running == EXIT_OK, "what was acknowledged is in the journal"
+            assert len(closed) == 1, "the session ends with the process"
+
+    asyncio.run(main())
+    said = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
+    assert said == [f"the last flush failed, the journal has everything acknowledged: {error}"]
+    start = cluster.cookie().start
+    assert start is not None and start.counter == 2, "a clean stop is noted"
+
+
+def test_storage_that_does_not_close_is_left_behind(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk_answers, ended = threading.Event(), threading.Event()
+    monkeypatch.setattr(server, "BOOKIE_CLOSE_TIMEOUT_S", 0.1)
+    close = Bookie.close
+
+    def hangs(bookie: Bookie) -> None:
+        disk_answers.wait(60)
+        close(bookie)
+        ended.set()
+
+    monkeypatch.setattr(Bookie, "close", hangs)
+
+    async def main() -> None:
+        async with serving(cluster) as (bookie, running):
+            bookie._stop.set()
+            async with asyncio.timeout(30):
+                assert await running == EXIT_OK
+
+    try:
+        asyncio.run(main())
+    finally:
+        disk_answers.set()
+        assert ended.wait(30)
+    assert "the storage did not close in time" in caplog.text

@@ -389,13 +389,18 @@ def _later(act: Callable[[], object]) -> Callable[[], str]:
     return say
 
 
-def test_damaged_note_of_the_mark_is_the_fault_of_the_disk() -> None:
+@pytest.mark.parametrize(
+    "content",
+    [b"{]", b"", b'{"format_version": 1, "marks": ["\xff"]}', b"[]"],
+    ids=["no JSON", "empty", "no text", "another form"],
+)
+def test_damaged_note_of_the_mark_is_the_fault_of_the_disk(content: bytes) -> None:
     async def main() -> None:
         world = World()
         await world.make(1, 2)
         await world.collector().run_pass()
         await world.delete(1)
-        write_file_durably(world.files, Path("/ledgers/collection.json"), b"{]")
+        write_file_durably(world.files, Path("/ledgers/collection.json"), content)
         collector = world.collector()
         report = await collector.run_pass()
         assert "collection.json is damaged" in report.aborted

@@ -19,12 +19,19 @@ from bookie_server.storage.fs.vfs import write_file_durably
 from bookie_server.storage.index import memory_index
 from bookie_server.storage.index.base import IndexRow
 from bookie_server.storage.ledgers import lacking
+from bookie_server.storage.ledgers.directory_scrub import ScrubCounts
 from bookie_server.storage.ledgers.directory_space import Stopped
 from bookie_server.storage.ledgers.lacking import NO_LOG, Lack, Lacking, TooMuchLackingError
 from spark_ledger.errors import CorruptionError
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from tests.crash.disk import after_kill
-from tests.unit.bookie_server.storage.ledgers.test_scrub import CONFIG, files_of, scrub
+from tests.unit.bookie_server.storage.ledgers.test_scrub import (
+    CONFIG,
+    files_of,
+    flip,
+    rows_of,
+    scrub,
+)
 from tests.unit.bookie_server.storage.ledgers.test_scrub import machine as machine
 from tests.unit.bookie_server.storage.support import Machine
 
@@ -187,3 +194,104 @@ def test_two_that_change_the_list_at_once_both_have_their_way(
     found.remove([lack(1)])
     other.join(10)
     assert listed(found) == [lack(2), lack(3)] == listed(Lacking(files, DIRECTORY))
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_index_that_cannot_be_healed_holds_up_no_reading(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, restarts: bool
+) -> None:
+    """Damage elsewhere would be found too late; and once it can be healed that comes first."""
+    can_heal = False
+    rows = memory_index.MemoryIndex.rows
+    healed: list[int] = []
+
+    def rows_of_2(index: memory_index.MemoryIndex, ledger_id: LedgerId) -> list[IndexRow]:
+        if ledger_id == 4 and not healed:
+            raise CorruptionError("rows do not add up")
+        return rows(index, ledger_id)
+
+    def drop_damaged(_update: object) -> dict[LedgerId, EntryId]:
+        if not can_heal:
+            raise OSError(errno.EIO, "the index cannot be written")
+        healed.append(sum(each.blocks for each in counts()))
+        return {}
+
+    def counts() -> tuple[ScrubCounts, ...]:
+        return machine.bookie.stats().ledger_storage.scrub.directories
+
+    assert machine.add(4, range(5)) is BookieStatus.OK
+    machine.flush()
+    monkeypatch.setattr(memory_index.MemoryIndex, "rows", rows_of_2)
+    monkeypatch.setattr(memory_index._MemoryUpdate, "drop_damaged", drop_damaged)
+    for number in (1, 2, 3):
+        with pytest.raises(OSError, match="cannot be written"):
+            scrub(machine)
+        assert counts()[0].blocks == 4 * number and counts()[0].ended_at == 0
+        assert machine.bookie._storage._stores[0].scrub.is_due(3600)
+    if restarts:
+        machine = Machine(after_kill(files_of(machine)), CONFIG)
+    can_heal, before = True, counts()[0].blocks
+    stats = scrub(machine)
+    assert healed == [before], "before anything was read"
+    assert stats.directories[0].blocks == before + 5 and stats.ended_at > 0
+
+
+@pytest.mark.parametrize("how", ["list", "index", "full list"])
+def test_damage_that_cannot_be_taken_out_holds_up_no_reading_and_is_found_again(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    def fails(*_of: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    for ledger_id in (3, 4):
+        assert machine.add(ledger_id, range(5)) is BookieStatus.OK
+    machine.flush()
+    flip(machine, rows_of(machine, 2)[1].location)
+    flip(machine, rows_of(machine, 4)[0].location)
+    with monkeypatch.context() as patch:
+        if how == "list":
+            patch.setattr(lacking, "write_file_durably", fails)
+        elif how == "index":
+            patch.setattr(memory_index._MemoryUpdate, "commit", fails)
+        else:
+            patch.setattr(lacking, "LACKING_MAX", 0)
+        for number in (1, 2):
+            with pytest.raises(OSError, match="no space|replace the disk"):
+                scrub(machine)
+            stats = machine.bookie.stats().ledger_storage.scrub
+            assert [each.blocks for each in stats.directories] == [5 * number, number]
+            assert stats.directories[0].bad_blocks == 2 * number, "also behind the first one"
+            assert stats.last_failure and stats.directories[0].ended_at == 0
+            assert stats.directories[1].ended_at > 0, "of a disk that is well"
+            assert machine.bookie._storage._stores[0].scrub.is_due(3600)
+    stats = scrub(machine)
+    assert not stats.last_failure and stats.ended_at > 0 and stats.lacking == 2
+    assert not machine.bookie._storage._stores[0].scrub.is_due(3600)
+    assert [row.first_entry for row in rows_of(machine, 2)] == [0, 20, 30]
+
+
+def test_damage_that_could_not_be_taken_out_is_found_also_after_a_restart_within_the_pass(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pass is behind it: what it owes must not wait for the next one, which is a week away."""
+    assert machine.add(4, range(5)) is BookieStatus.OK
+    machine.flush()
+    flip(machine, rows_of(machine, 2)[1].location)
+    storage = machine.bookie._storage
+    left = [4]
+
+    def pace(_byte_count: int) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise Stopped
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lacking, "LACKING_MAX", 0)
+        with pytest.raises(Stopped):
+            storage._stores[0].scrub.run(storage._flush_lock, pace)
+    again = Machine(after_kill(files_of(machine)), CONFIG)
+    assert again.bookie._storage._stores[0].scrub.position.ledger_id > 2
+    scrub(again)
+    directory = again.bookie._storage._stores[0].scrub
+    assert directory.is_due(3600) and directory.counts.ended_at == 0
+    assert scrub(again).lacking == 1 and not directory.is_due(3600)
