@@ -117,8 +117,8 @@ class Lacking:
 
     def remove(self, lacks: Iterable[Lack]) -> None:
         """Take some off the list: the entries are here, or not wanted here. Raises as ``add``."""
-        gone = frozenset(lacks)
-        if any(lack in self.of(lack.ledger_id) for lack in gone):
+        gone = {lack for lack in lacks if lack in self.of(lack.ledger_id)}
+        if gone:
             self._change(lambda now: [lack for lack in now if lack not in gone])
             self.refetched += len(gone)
 

@@ -13,6 +13,7 @@ from bookie_server.storage.cookie import INDEX_NAME, format_directories
 from bookie_server.storage.fs.posix_fs import PosixFileSystem
 from bookie_server.storage.index.lmdb_index import LmdbIndex
 from bookie_server.storage.ledgers.dead_blocks import hole_in
+from bookie_server.storage.ledgers.directory_scrub import POSITION_NAME
 from bookie_server.storage.ledgers.entry_log import EntryLogWriter, block_path
 from spark_ledger.limits import KIB, MIB
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
@@ -205,3 +206,14 @@ def test_damaged_rows_of_the_index_come_back_as_copies_and_others_stay(
     again.bookie._storage.scrubber.run_once()
     assert again.bookie.stats().ledger_storage.scrub.bad == 0
     again.close()
+
+
+@pytest.mark.leaves_open("file", reason="errors in the log that pytest keeps hold them")
+def test_repair_reads_also_what_a_pass_of_the_bookie_had_behind_it(root: Path) -> None:
+    hurt_second_block(root)
+    position = b'{"ledger_id": 3, "entry_id": 0, "is_running": true}'
+    (root / "ledgers" / POSITION_NAME).write_bytes(position)
+    assert main(["check", str(root / "ledgers"), "--repair"]) == 1
+    machine = opened(root)
+    assert [lack.first for lack in machine.bookie.lacking.of(LedgerId(2))] == [10]
+    machine.close()

@@ -99,8 +99,32 @@ def test_run_of_a_refused_batch_that_is_durable_is_not_written_again() -> None:
     machine.bookie._journal.look_for_room()
     machine.settle()
     assert machine.bookie.stats().journal.run_log_bytes == before and not machine.fatal
-    for ledger_id, size in sizes.items():
+    for ledger_id in sizes:
         assert machine.add(ledger_id, [2], size=KIB // 2) is OK
     for again in (machine, Machine(files.crash_clone(None), config)):
         for ledger_id, size in sizes.items():
             assert again.held(ledger_id)[1] == expected(ledger_id, [1], size)[1]
+
+
+def test_journal_without_room_does_not_count_as_stalled() -> None:
+    """What it keeps waits for room, and nobody for it: clients were told why."""
+    site = Site(LAYOUTS[1])
+    site.add(6)
+    exhaust(site)
+    journal = site.machine.bookie._journal
+    assert journal._queue and journal.unsynced_s == 0.0
+    assert site.machine.bookie.stall is None
+
+
+def test_look_at_the_disks_prepares_the_file_that_comes_next() -> None:
+    """On a disk that fills up it may be the last one."""
+    files = formatted()
+    machine = Machine(files)
+    supply = machine.bookie._journal._logs.journal.supply
+    machine.bookie.disks.check()
+    (prepared,) = supply._spares
+    assert prepared.name in files.list(JOURNAL)
+    while supply._spares:
+        machine.add(2, [len(machine.held(2))], size=4 * KIB)
+    machine.bookie.disks.check()
+    assert len(supply._spares) == 1 and not supply.refusal

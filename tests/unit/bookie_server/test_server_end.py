@@ -8,15 +8,18 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 
 from bookie_server import registration, server
 from bookie_server.bookie import Bookie
+from bookie_server.collection.collector import LedgerCollector
 from bookie_server.core.read_only import Cause, Stall
 from bookie_server.exit_codes import EXIT_FATAL, EXIT_OK
 from bookie_server.server import BookieServer
 from bookie_server.service.grpc_service import BookieService
 from spark_ledger.errors import CorruptionError
+from spark_ledger.metadata.collection import CollectionOrder, write_order
 from spark_ledger.metadata.cookies import leaving_path
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore
 from tests.unit.bookie_server.test_server import B, Cluster, until
@@ -210,3 +213,37 @@ def test_storage_that_does_not_close_is_left_behind(
         disk_answers.set()
         assert ended.wait(30)
     assert "the storage did not close in time" in caplog.text
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_bookie_that_serves_collects_as_configured_and_tells_of_it(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, enabled: bool
+) -> None:
+    monkeypatch.setattr(MemoryMetadataStore, "restored", property(lambda _: "by an operator"))
+    settings = msgspec.structs.replace(cluster.config.collection, enabled=enabled, pause_s=0.01)
+    cluster.config = msgspec.structs.replace(cluster.config, collection=settings)
+    ended: list[object] = []
+    stop = LedgerCollector.stop
+
+    async def stop_and_note(collector: LedgerCollector) -> None:
+        await stop(collector)
+        ended.append(cluster.tree.children("bookies/writable"))
+
+    monkeypatch.setattr(LedgerCollector, "stop", stop_and_note)
+
+    async def main() -> None:
+        operator = cluster.tree.open_session()
+        async with serving(cluster) as (bookie, running):
+            await write_order(operator, B, CollectionOrder(token="now"))
+            if enabled:
+                await until(lambda: bookie._metrics.collection().passes == 1)
+            status = bookie._report.status()
+            assert status["metadata_restored"] == "by an operator"
+            collection = status["collection"]
+            assert isinstance(collection, dict) and collection["passes"] == enabled
+            assert not ended
+            bookie._stop.set()
+            assert await running == EXIT_OK
+        assert ended == [[B]] * enabled, "before it is withdrawn, while the store is there"
+
+    asyncio.run(main())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from bookie_server.collection.mark import HistoryMark, OnDisk, PassAbortedError
 from bookie_server.core.collection import Cause
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
 from bookie_server.storage.fs.vfs import write_file_durably
@@ -406,5 +408,43 @@ def test_damaged_note_of_the_mark_is_the_fault_of_the_disk(content: bytes) -> No
         assert "collection.json is damaged" in report.aborted
         assert collector.stats().cause is Cause.DISK
         assert not world.shelf.deleted
+
+    run_in_virtual_time(main())
+
+
+def test_mark_that_arrived_before_a_crash_is_not_that_of_later_ledgers() -> None:
+    """Metadata of between the two have the mark, and lack the ledgers (rule G4)."""
+
+    async def main() -> None:
+        world = World()
+        await world.make(1)
+        await world.collector().run_pass()
+        writes = 0
+
+        async def on_disk(work: Callable[[], None]) -> None:
+            nonlocal writes
+            writes += 1
+            if writes == 3:  # behind a read, and the note of both marks
+                raise OSError(errno.EIO, "the process dies")
+            work()
+
+        def mark(on_disk: OnDisk) -> HistoryMark:
+            return HistoryMark(world.store, BOOKIE, world.files, Path("/ledgers"), on_disk)
+
+        async def at_once(work: Callable[[], None]) -> None:
+            work()
+
+        with pytest.raises(OSError, match="dies"):
+            await mark(on_disk).renew()
+        backup = world.tree.get(collection_path(BOOKIE)).value
+        await world.make(2)
+        again = mark(at_once)
+        await again.renew()
+        node = world.tree.get(collection_path(BOOKIE))
+        assert node.value != backup, "another word for what came later"
+        await world.operator.put(collection_path(BOOKIE), backup, node.version)
+        for each in (again, mark(at_once)):
+            with pytest.raises(PassAbortedError, match="restored from a backup"):
+                await each.check()
 
     run_in_virtual_time(main())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -182,3 +183,32 @@ def test_close_that_fails_at_any_step_lets_the_directories_go_and_loses_nothing(
         for store in machine.bookie._storage._stores:
             assert store.logs._writer is None, f"step {step}: a directory was not closed"
     assert step > 10, "two directories and a journal are closed"
+
+
+@pytest.mark.parametrize("name", ["flush", "compaction", "scrub", "disk"])
+def test_stop_waits_for_the_work_that_a_thread_is_in(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """What is closed behind it would be closed under its hands."""
+    each = thread(machine, name)
+    entered, may_end, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def works(*_of: object) -> None:
+        entered.set()
+        may_end.wait(30)
+        ended.set()
+
+    monkeypatch.setattr(each.owner, each.method, works)
+    monkeypatch.setattr(machine.bookie._storage.scrubber, "_bytes_per_s", 1 << 20)
+    each.owner.start()
+    each.wake()
+    assert entered.wait(30)
+    stopping = threading.Thread(target=each.stop)
+    stopping.start()
+    stopping.join(0.05)
+    assert stopping.is_alive(), "the work goes on"
+    may_end.set()
+    stopping.join(30)
+    assert ended.is_set() and not stopping.is_alive()
+    machine.settle()
+    assert not machine.fatal

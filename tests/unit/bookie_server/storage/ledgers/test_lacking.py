@@ -21,7 +21,13 @@ from bookie_server.storage.index.base import IndexRow
 from bookie_server.storage.ledgers import lacking
 from bookie_server.storage.ledgers.directory_scrub import ScrubCounts
 from bookie_server.storage.ledgers.directory_space import Stopped
-from bookie_server.storage.ledgers.lacking import NO_LOG, Lack, Lacking, TooMuchLackingError
+from bookie_server.storage.ledgers.lacking import (
+    LACKING_NAME,
+    NO_LOG,
+    Lack,
+    Lacking,
+    TooMuchLackingError,
+)
 from spark_ledger.errors import CorruptionError
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from tests.crash.disk import after_kill
@@ -295,3 +301,14 @@ def test_damage_that_could_not_be_taken_out_is_found_also_after_a_restart_within
     directory = again.bookie._storage._stores[0].scrub
     assert directory.is_due(3600) and directory.counts.ended_at == 0
     assert scrub(again).lacking == 1 and not directory.is_due(3600)
+
+
+def test_stretches_that_came_back_are_counted_once(files: MemoryFileSystem) -> None:
+    found = Lacking(files, DIRECTORY)
+    found.add([lack(2), lack(3)])
+    written = files.identity(DIRECTORY / LACKING_NAME)
+    found.remove([lack(9)])
+    assert found.refetched == 0 and files.identity(DIRECTORY / LACKING_NAME) == written
+    found.remove([lack(2), lack(2), lack(9)])
+    found.remove([lack(2), lack(3)])
+    assert found.refetched == 2 and not listed(found)
