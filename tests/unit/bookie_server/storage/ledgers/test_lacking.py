@@ -262,7 +262,7 @@ def test_damage_that_cannot_be_taken_out_holds_up_no_reading_and_is_found_again(
         else:
             patch.setattr(lacking, "LACKING_MAX", 0)
         for number in (1, 2):
-            with pytest.raises(OSError, match="no space|replace the disk"):
+            with pytest.raises(OSError, match=r"no space|replace the disk"):
                 scrub(machine)
             stats = machine.bookie.stats().ledger_storage.scrub
             assert [each.blocks for each in stats.directories] == [5 * number, number]
