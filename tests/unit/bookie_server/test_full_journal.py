@@ -128,3 +128,15 @@ def test_look_at_the_disks_prepares_the_file_that_comes_next() -> None:
         machine.add(2, [len(machine.held(2))], size=4 * KIB)
     machine.bookie.disks.check()
     assert len(supply._spares) == 1 and not supply.refusal
+
+
+def test_journal_that_found_room_again_is_not_told_as_full() -> None:
+    site = Site(LAYOUTS[1])
+    site.add(6)
+    exhaust(site)
+    journal = site.machine.bookie._journal
+    assert "no room" in journal.space_refusal
+    site.free()
+    journal.look_for_room()
+    site.machine.settle()
+    assert journal.space_refusal == "", "also before the next file is prepared"
