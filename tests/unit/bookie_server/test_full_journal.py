@@ -140,3 +140,26 @@ def test_journal_that_found_room_again_is_not_told_as_full() -> None:
     journal.look_for_room()
     site.machine.settle()
     assert journal.space_refusal == "", "also before the next file is prepared"
+
+
+@pytest.mark.parametrize("kind", ["preallocate", "pwritev", "fdatasync", "rename"])
+def test_spare_that_finds_no_room_goes(kind: str) -> None:
+    """It is never written again (rule S3), also not by the next start, and takes no space."""
+    fails = False
+
+    def plan(operation: Operation) -> Fault | None:
+        hit = fails and operation.kind == kind and operation.path.name.endswith(".free")
+        return Fault(errno.ENOSPC) if hit else None
+
+    files = formatted()
+    machine = Machine(FaultFileSystem(files, plan))
+    machine.bookie.disks.check()
+    supply = machine.bookie._journal._logs.journal.supply
+    (spare,) = supply._spares
+    fails = True
+    entry, answer = 0, OK
+    while answer is OK:
+        answer = machine.add(2, [entry], size=4 * KIB)
+        entry += 1
+    assert answer is READ_ONLY and not machine.fatal
+    assert not supply._spares and spare.name not in files.list(JOURNAL)

@@ -309,11 +309,12 @@ def test_place_in_a_run_log_is_told_from_an_entry_log() -> None:
 
 def test_run_log_that_failed_is_not_written_before_the_next_start() -> None:
     disk = formatted()
-    syncs = 0
+    syncs = writes = 0
 
     def plan(operation: Operation) -> Fault | None:
-        nonlocal syncs
+        nonlocal syncs, writes
         in_run_log = operation.path.parent == RUN_LOG and "journal-" in operation.path.name
+        writes += in_run_log and operation.kind == "pwritev"
         if operation.kind != "fdatasync" or not in_run_log:
             return None
         syncs += 1
@@ -322,8 +323,11 @@ def test_run_log_that_failed_is_not_written_before_the_next_start() -> None:
     machine = Machine(FaultFileSystem(disk, plan), CONFIG)
     assert machine.add(LEDGER, [0], size=LARGE) is OK
     assert syncs == 2
+    before = writes
     assert machine.add(LEDGER, [1], size=LARGE) is OK
     assert machine.bookie.stats().journal.run_log_bytes == 0
+    machine.bookie._journal.close()
+    assert (syncs, writes) == (2, before), "also not that it ends here (rule S3)"
     again = Machine(lost(disk), CONFIG)
     assert again.held(LEDGER) == expected(LEDGER, [0, 1], LARGE)
     assert again.add(LEDGER, [2], size=LARGE) is OK

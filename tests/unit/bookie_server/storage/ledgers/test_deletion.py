@@ -85,27 +85,6 @@ def test_add_of_a_deleted_ledger_asks_the_metadata_and_is_refused(machine: Machi
     assert status_of(machine, 2, 9) is NO_LEDGER
 
 
-def test_request_between_the_steps_of_a_deletion_asks_the_metadata(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The index has the record still. An add that it let in would be acknowledged, and dropped."""
-    assert machine.add(2, range(9)) is BookieStatus.OK
-    machine.flush()
-    machine.keys.missing.add(2)
-    store = machine.bookie._storage.store_of(LedgerId(2))
-    delete_some = store.delete_some
-    answers: list[tuple[BookieStatus, str]] = []
-
-    def meanwhile(*of: Any) -> tuple[int, LogUse]:
-        answers.extend(machine.start_add(2, [9]) + machine.start_fence(2))
-        return delete_some(*of)
-
-    monkeypatch.setattr(store, "delete_some", meanwhile)
-    machine.bookie.delete_ledgers([LedgerId(2)])
-    machine.settle()
-    assert [status for status, _ in answers] == [BookieStatus.UNAUTHORIZED] * 2
-
-
 def test_ledger_that_a_failed_flush_has_frozen_goes_as_a_whole(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
