@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import msgspec
 import pytest
@@ -149,3 +150,38 @@ async def test_note_that_was_lost_is_written_again(world: World) -> None:
     assert lost and world.known().start == running.start
     await running.close()
     assert running._store._watches == []  # type: ignore[attr-defined]
+
+
+@in_world
+async def test_cluster_that_is_older_is_told_once_each_time_that_it_becomes_so(
+    world: World,
+) -> None:
+    """The line names the command that an operator has to run after a restore."""
+    first = await world.start()
+    assert first.start is not None
+    older = encode_cookie(world.known())
+    running = await world.start()
+    newer = encode_cookie(world.known())
+    store, path = world.tree.open_session(), cookie_path(B)
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("bookie_server.identity")
+    logger.addHandler(handler)
+    told: list[str] = []
+    running.watch(told.append)
+
+    async def stands(content: bytes) -> None:
+        await store.put(path, content, world.tree.get(path).version)
+        await asyncio.sleep(0.01)
+
+    try:
+        for again in (1, 2):
+            await stands(older)
+            await stands(older + b" ")
+            assert sum("`ledger cluster restored`" in line for line in lines) == again
+            await stands(newer)
+    finally:
+        logger.removeHandler(handler)
+        await running.close()
+    assert not told
