@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import random
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from bookie_server.storage.fs.memory_fs import MemoryFileSystem
 from bookie_server.storage.index.base import run_log_location
 from bookie_server.storage.journal import logs
 from bookie_server.storage.journal.files import journal_numbers, journal_path
+from bookie_server.storage.journal.journal import Journal
 from bookie_server.storage.journal.witness import decode_witness
 from bookie_server.storage.records import FILE_HEADER_BYTES
 from spark_ledger.bookie_api import LedgerEnd
@@ -332,3 +334,22 @@ def test_run_log_that_failed_is_not_written_before_the_next_start() -> None:
     assert again.held(LEDGER) == expected(LEDGER, [0, 1], LARGE)
     assert again.add(LEDGER, [2], size=LARGE) is OK
     assert again.bookie.stats().journal.run_log_bytes >= LARGE
+
+
+def test_disk_that_is_waited_for_is_the_one_that_is_named() -> None:
+    """A stall names it, and an operator looks at that disk (rule S15)."""
+    named: list[tuple[Path, Path]] = []
+    journal: list[Journal] = []
+
+    def plan(operation: Operation) -> Fault | None:
+        if operation.kind in ("pwritev", "fdatasync") and "journal-" in operation.path.name:
+            named.extend((operation.path.parent, each.writing_in) for each in journal)
+        return None
+
+    machine = Machine(FaultFileSystem(formatted(), plan), CONFIG)
+    journal.append(machine.bookie._journal)
+    for ledger_id, size in ((4, LARGE), (5, LARGE), (4, 100), (5, LARGE), (5, 100)):
+        first = len(machine.held(ledger_id))
+        assert machine.add(ledger_id, [first], size=size) is OK
+    assert {directory for directory, _ in named} == {JOURNAL, *LEDGERS}
+    assert all(directory == told for directory, told in named)
