@@ -1,0 +1,96 @@
+"""What a bookie says that it holds, a part at a time: repair and `ledger cluster status` count on
+it, so nothing may be left out between two parts."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from bookie_server import reads
+from bookie_server.bookie import Bookie
+from bookie_server.service import lists
+from bookie_server.service.lists import list_error, next_part
+from spark_ledger.errors import CorruptionError
+from spark_ledger.types import BookieStatus
+from spark_ledger.wire import bookie_pb2 as pb
+from spark_ledger.wire.codec import status_to_wire
+from tests.unit.bookie_server.storage.support import Machine, formatted
+
+
+@pytest.fixture
+def machine() -> Machine:
+    machine = Machine(formatted())
+    for ledger_id in (0, 2, 3, 4, 7):
+        assert machine.add(ledger_id, [0]) is BookieStatus.OK
+    machine.flush()
+    return machine
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 100])
+def test_ledgers_are_listed_from_the_one_that_is_asked_for_and_none_is_left_out(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    monkeypatch.setattr(lists, "BOOKIE_LEDGERS_PER_ANSWER", limit)
+    found: list[int] = []
+    first = 0
+    while True:
+        request = pb.ListEntriesRequest(ledgers=True, ledger_id=first)
+        part, behind = next_part(machine.bookie, request, 0)
+        assert part.has_ledgers and behind is None and len(part.ledger_ids) <= limit
+        if not part.ledger_ids:
+            break
+        found += part.ledger_ids
+        first = part.ledger_ids[-1] + 1
+    assert found == [0, 2, 3, 4, 7]
+    request = pb.ListEntriesRequest(ledgers=True, ledger_id=3)
+    assert next_part(machine.bookie, request, 0)[0].ledger_ids[0] == 3
+
+
+@pytest.mark.parametrize("one_page", [True, False])
+def test_entries_are_listed_in_pages_and_the_last_one_says_so(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, one_page: bool
+) -> None:
+    monkeypatch.setattr(reads, "BOOKIE_RANGES_PER_PAGE", 2)
+    wanted = [(0, 0)]
+    for entry_id in (5, 10, 15, 20):
+        assert machine.add(2, [entry_id, entry_id + 1], recovery=True) is BookieStatus.OK
+        machine.flush()
+        wanted.append((entry_id, entry_id + 1))
+    request = pb.ListEntriesRequest(ledger_id=2, one_page=one_page)
+    found: list[tuple[int, int]] = []
+    first: int | None = 0
+    while first is not None:
+        part, behind = next_part(machine.bookie, request, first)
+        assert len(part.ranges) <= 2 and not part.has_ledgers
+        found += [(each.first_entry, each.last_entry) for each in part.ranges]
+        if one_page:
+            assert behind is None, "the client asks for the next one"
+            behind = part.next_entry or None
+        first = behind
+    assert found == wanted
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output"), CorruptionError("rotten")])
+@pytest.mark.parametrize("ledgers", [True, False])
+def test_list_that_cannot_be_read_is_an_error_and_no_denial(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, ledgers: bool, error: Exception
+) -> None:
+    def fails(*_of: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Bookie, "held_ledgers", fails)
+    monkeypatch.setattr(Bookie, "entry_page", fails)
+    request = pb.ListEntriesRequest(ledger_id=2, ledgers=ledgers)
+    part, behind = next_part(machine.bookie, request, 0)
+    assert part.status == status_to_wire(BookieStatus.IO_ERROR) and part.message == str(error)
+    assert part.has_ledgers is ledgers and behind is None
+
+
+def test_ledger_that_is_not_known_is_denied_and_nonsense_is_named(machine: Machine) -> None:
+    part, behind = next_part(machine.bookie, pb.ListEntriesRequest(ledger_id=9), 0)
+    assert part.status == status_to_wire(BookieStatus.NO_SUCH_LEDGER) and behind is None
+    assert "ledger 9 " in part.message
+    assert list_error(pb.ListEntriesRequest(ledger_id=0, first_entry=0)) == ""
+    assert "-1" in list_error(pb.ListEntriesRequest(ledger_id=-1))
+    assert "-2" in list_error(pb.ListEntriesRequest(first_entry=-2))
