@@ -17,9 +17,9 @@ from bookie_server.service.grpc_server import GrpcServer
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.metadata.codec import decode_bookie
 from spark_ledger.types import BookieState
-from tests.unit.bookie_server.test_server import NODE, B, Cluster
+from tests.unit.bookie_server.test_server import NODE, B, Cluster, until
 from tests.unit.bookie_server.test_server import cluster as cluster
-from tests.unit.bookie_server.test_server_end import serving, until
+from tests.unit.bookie_server.test_server_end import serving
 
 
 class Bound:

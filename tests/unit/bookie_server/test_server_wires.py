@@ -25,9 +25,9 @@ from bookie_server.service.grpc_service import BookieService
 from bookie_server.service.guard.memory import MemoryGuard
 from bookie_server.stall_watch import StallWatch
 from spark_ledger.metadata.memory import MemoryMetadataStore
-from tests.unit.bookie_server.test_server import Cluster
+from tests.unit.bookie_server.test_server import Cluster, until
 from tests.unit.bookie_server.test_server import cluster as cluster
-from tests.unit.bookie_server.test_server_end import serving, until
+from tests.unit.bookie_server.test_server_end import serving
 
 
 def test_memory_is_looked_at_when_a_call_begins_or_a_message_comes(cluster: Cluster) -> None:

@@ -4,7 +4,9 @@ stands under the name of another misleads whoever reads it in the worst moment."
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from itertools import count
+from typing import Any
 
 from bookie_server.core.collection import Cause, CollectionStats
 from bookie_server.core.disk_space import DirectoryState, Space
@@ -27,6 +29,11 @@ def number() -> int:
     return next(_NUMBERS)
 
 
+def numbered(kind: Any, **given: object) -> Any:
+    """A named tuple whose fields are all others, but for those that are given."""
+    return kind(**({name: number() for name in kind._fields} | given))
+
+
 def shown(metrics: ServiceMetrics, storage: StorageStats, *, up: bool = True) -> dict[str, float]:
     """All samples, but for the buckets of histograms and the times at which they were made."""
     text = exposition(metrics, storage, up=up, read_only=()).decode()
@@ -42,13 +49,15 @@ def storage_stats() -> StorageStats:
     uses = tuple(DirectoryUse(*(number() for _ in DirectoryUse._fields)) for _ in range(2))
     scrubs = tuple(ScrubCounts(*(number() for _ in ScrubCounts._fields)) for _ in range(2))
     spaces = [Space(number(), number()) for _ in range(3)]
+    parts: dict[str, Any] = {
+        "compaction": numbered(CompactionStats, directories=uses, last_failure="it broke"),
+        "scrub": ScrubStats(scrubs, "it broke off"),
+    }
+    for field in fields(LedgerStorageStats):
+        parts.setdefault(field.name, number())
     return StorageStats(
         JournalStats(*(number() for _ in JournalStats._fields)),
-        LedgerStorageStats(
-            *(number() for _ in range(9)),
-            compaction=CompactionStats(uses, *(number() for _ in range(4)), "it broke", number()),
-            scrub=ScrubStats(scrubs, "it broke off"),
-        ),
+        LedgerStorageStats(**parts),
         append_bytes_in_flight=number(),
         adds_waiting=number(),
         failure="a flush failed",
@@ -175,7 +184,7 @@ def test_each_figure_of_the_service_stands_under_its_name() -> None:
 
 def test_each_figure_of_the_garbage_collection_stands_under_its_name() -> None:
     metrics = ServiceMetrics()
-    told = CollectionStats(*(number() for _ in range(8)), cause=Cause.CHANGED, reason="why")
+    told: CollectionStats = numbered(CollectionStats, cause=Cause.CHANGED, reason="why")
     metrics.collection = lambda: told
     wanted = {
         "bookie_collection_passes_total": told.passes,

@@ -43,7 +43,7 @@ def test_disks_are_looked_at_whenever_so_much_was_taken_in(reserve: int, between
 def test_adds_count_for_the_next_look_also_those_that_wait_or_are_refused() -> None:
     machine = Machine(formatted())
     taken: list[int] = []
-    machine.bookie.disks.wrote = taken.append  # type: ignore[method-assign]
+    machine.bookie.disks.wrote = taken.append  # type: ignore[method-assign,assignment]
     assert machine.add(2, [0], size=1000) is BookieStatus.OK
     assert machine.add(2, [1], size=500, key=b"wrong") is BookieStatus.UNAUTHORIZED
     assert taken == [1000, 500]
@@ -103,7 +103,7 @@ def test_disk_that_does_not_answer_keeps_the_state_that_it_had(
     def answer(_files: MemoryFileSystem, directory: object) -> Space:
         if fails and directory == failing:
             raise OSError(errno.EIO, "Input/output error")
-        return full.get(directory) or space(_files, directory)  # type: ignore[call-overload,arg-type,no-any-return]
+        return full.get(directory) or space(_files, directory)  # type: ignore[call-overload,arg-type]
 
     monkeypatch.setattr(MemoryFileSystem, "space", answer)
     disks = Machine(files, small_config(disk_reserve_bytes=MIB)).bookie.disks
