@@ -226,11 +226,16 @@ def test_check_goes_on_behind_the_ledger_where_the_keeper_before_was_on_any_page
             wipe(world, writer.metadata.last_fragment.bookies[0], writer)
         state = CheckState(begun_ms=1, after=[0, *ids][done], ledgers=done, with_holes=7)
         await write_node(client.store, CHECK_PATH, state, None)
-        assert await Checking(client).checker.run_pass()
+        checking = Checking(client)
+        assert await checking.checker.run_pass()
         assert set(await marked(world)) == set(ids[done:])
         found = (await look(client.store)).check
         assert (found.begun_ms, found.after, found.ledgers) == (0, 0, 4)
         assert found.with_holes == 7 + 4 - done
+        checking.now += WEEK_S
+        assert await checking.checker.run_pass()
+        found = (await look(client.store)).check
+        assert (found.ledgers, found.with_holes) == (4, 4), "the next one counts anew"
 
     run_virtually(test, bookies=4)
 
