@@ -12,7 +12,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from spark_ledger.errors import BookieUnavailableError, NoSuchLedgerError, NotFoundError
+from spark_ledger.errors import (
+    BookieUnavailableError,
+    ConfigurationError,
+    CorruptionError,
+    NoSuchLedgerError,
+    NotFoundError,
+)
 from spark_ledger.limits.metadata import METADATA_READS_IN_FLIGHT_MAX
 from spark_ledger.metadata.connect import connected_store
 from spark_ledger.types import (
@@ -194,9 +200,12 @@ def cluster_bookies(uri: str) -> list[BookieRow]:
 
 
 async def _last_pass(store: MetadataStore, bookie_id: BookieId) -> PassReport | None:
-    from spark_ledger.metadata.collection import read_collection
+    from spark_ledger.metadata.collection import PassReport, read_collection
 
-    found = await read_collection(store, bookie_id)
+    try:
+        found = await read_collection(store, bookie_id)
+    except (CorruptionError, ConfigurationError) as error:  # the others are worth showing
+        return PassReport(aborted=str(error))
     return None if found is None else found.value.report
 
 

@@ -270,7 +270,7 @@ def status(settings: Settings) -> None:
             {
                 "elected": None if elected is None else msgspec.to_builtins(elected),
                 "passes": state.passes if state else 0,
-                "last_pass_ms": state.time_ms if state else None,
+                "last_pass_ms": (state.time_ms or None) if state else None,
                 "done": msgspec.to_builtins(done or Done()),
                 "found": msgspec.to_builtins(found or Found()),
                 "gone_owners": state.gone_s if state else {},

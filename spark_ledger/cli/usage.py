@@ -186,10 +186,10 @@ async def _add_bookies(store: MetadataStore, transport: Transport, usage: Usage)
         async with gate:
             try:
                 words = await transport.describe(bookie_id, timeout_s=DESCRIBE_TIMEOUT_S)
-            except LedgerError:
+                bookie.ledgers, bookie.free_bytes = words.ledgers, words.free_bytes
+                said = await read_collection(store, bookie_id)
+            except LedgerError:  # metadata that are away are noticed below, too
                 return
-        bookie.ledgers, bookie.free_bytes = words.ledgers, words.free_bytes
-        said = await read_collection(store, bookie_id)
         if said is not None and said.value.report is not None:
             bookie.reclaimable_bytes = said.value.report.reclaimable_bytes
 

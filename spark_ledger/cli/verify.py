@@ -21,6 +21,7 @@ from spark_ledger.keeper.unlisted import IDS_PER_PAGE
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.codec import decode_ledger
+from spark_ledger.metadata.ledger_ids import next_counted
 from spark_ledger.metadata.ledgers import LEDGERS_PATH, ledger_path
 from spark_ledger.metadata.unsettled import one_page, pages
 from spark_ledger.protocol.quorum import in_write_set
@@ -111,6 +112,7 @@ class _Comparison:
         self._advance = advance
         self._found = Verified()
         self._end = 0
+        """Above every ledger that anybody has heard of."""
 
     async def run(self) -> Verified:
         await self._ask_all()
@@ -123,6 +125,7 @@ class _Comparison:
         return self._found
 
     async def _ask_all(self) -> None:
+        self._end = await next_counted(self._store)  # a former version does not say what it heard
         registry = BookieRegistry(self._store)
         running = {info.bookie_id for info in await registry.list()}
         for bookie_id in sorted({*running, *await registry.list_cookies()}):

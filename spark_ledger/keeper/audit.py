@@ -25,7 +25,7 @@ from spark_ledger.keeper.nodes import (
     AuditState,
     Unlisted,
     audit_page_path,
-    read_audit,
+    read_or_renew_audit,
 )
 from spark_ledger.keeper.streams import LedgerDeletions
 from spark_ledger.limits.keeper import AUDIT_SAVED_STEPS, AUDIT_STEPS_PER_PASS
@@ -122,7 +122,7 @@ class Audit:
     async def _run_of_now(self, *, may_begin: bool) -> _Run | None:
         """The run that is under way, or begins; None if none is due."""
         if self._run is not None and not self._is_sure:
-            found = await read_audit(self._store)
+            found = await read_or_renew_audit(self._store)
             if found is None or found.value.begun_s != self._run.read.begun_s:
                 self.drop()  # another keeper has ended it
             else:
@@ -148,7 +148,7 @@ class Audit:
         return _Run(NamesReader(self._client, read), pages, state.so_far)
 
     async def _due(self) -> AuditState | None:
-        found = await read_audit(self._store)
+        found = await read_or_renew_audit(self._store)
         state = AuditState() if found is None else found.value
         if state.begun_s is not None:
             return state  # another keeper has begun it
@@ -161,7 +161,7 @@ class Audit:
 
     async def _save(self, **changes: object) -> AuditState:
         """Change the state, as it is now. Raises ConflictError if it changes meanwhile."""
-        before = await read_audit(self._store)
+        before = await read_or_renew_audit(self._store)
         state = AuditState() if before is None else before.value
         state = msgspec.structs.replace(state, **changes)
         data = encode_node(state)
@@ -216,7 +216,7 @@ class Audit:
                     )
         with contextlib.suppress(LedgerError):  # the next audit does it
             await self._saved.forget()
-        before, so_far = await read_audit(self._store), run.so_far
+        before, so_far = await read_or_renew_audit(self._store), run.so_far
         deleted = so_far.deleted + (before.value.deleted if before is not None else 0)
         await self._save(
             begun_s=None,

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import (
     ConflictError,
+    CorruptionError,
     LedgerError,
     MetadataUnavailableError,
     NoSuchLedgerError,
@@ -25,7 +26,7 @@ from spark_ledger.keeper.unlisted import Noted, by_stream
 from spark_ledger.limits.keeper import AUDIT_LEDGERS_PER_STEP
 from spark_ledger.limits.stream import DROPPING_LEDGERS_MAX
 from spark_ledger.metadata.base import Check, Create, Delete, Put
-from spark_ledger.metadata.json_nodes import encode_node
+from spark_ledger.metadata.json_nodes import encode_node, read_or_renew
 from spark_ledger.metadata.ledgers import LEDGERS_PATH, LedgerStore, is_unreadable
 from spark_ledger.metadata.unsettled import (
     OPEN_PATH,
@@ -142,7 +143,11 @@ class UnnamedPages:
         listed: set[LedgerId] = set()
         for root in (OPEN_PATH, UNNAMED_PATH):
             listed.update((await one_page(self._store, root, number)).ids)
-        note = await read_audit_page(self._store, number)
+        note = None
+        try:
+            note = await read_audit_page(self._store, number)
+        except CorruptionError as error:  # ``_note`` writes it anew
+            logger.warning("%s; what it noted is noted again", error)
         noted = Noted(number, note.value.looks if note else (), self._worked_s())
         named = self._read.named
         left = deque(each for each in page.ids if each not in named and each not in listed)
@@ -214,9 +219,10 @@ class UnnamedPages:
     async def _note(self, number: int, found: list[LedgerId]) -> None:
         """Write down what was found on a page. Those that were deleted are forgotten by the next
         audit, which does not find them."""
-        before = await read_audit_page(self._store, number)
+        path = audit_page_path(number)
+        before = await read_or_renew(self._store, AuditPage(looks=()), path)
         noted = Noted(number, before.value.looks if before else (), round(self._worked_s(), 1))
-        looks, path = noted.after(found), audit_page_path(number)
+        looks = noted.after(found)
         if before is None and looks:
             change = Create(path, encode_node(AuditPage(looks=looks)))
             await self._store.transaction([self._guard(), change])

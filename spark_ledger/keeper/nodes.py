@@ -33,6 +33,7 @@ from spark_ledger.metadata.json_nodes import (
     Seconds,
     decode_node,
     read_node,
+    read_or_renew,
     write_node,
 )
 from spark_ledger.stream.packs.model import Pack
@@ -210,6 +211,13 @@ async def read_clock(store: MetadataStore) -> Versioned[KeeperClock] | None:
     return await read_node(store, KeeperClock, CLOCK_PATH)
 
 
+async def read_or_renew_clock(
+    store: MetadataStore, believed_ms: int
+) -> Versioned[KeeperClock] | None:
+    """As ``read_clock``; a damaged node is written anew, with what this keeper believes."""
+    return await read_or_renew(store, KeeperClock(time_ms=max(0, believed_ms)), CLOCK_PATH)
+
+
 async def write_clock(
     store: MetadataStore, time_ms: int, before: Versioned[KeeperClock] | None
 ) -> None:
@@ -229,7 +237,7 @@ async def read_packed(store: MetadataStore) -> Versioned[PackedNode] | None:
 
 async def add_packed(store: MetadataStore, pack: Pack) -> None:
     """Count a pack. Raises ConflictError if another keeper has just counted one of its own."""
-    before = await read_packed(store)
+    before = await read_or_renew(store, PackedNode(), PACKED_PATH)
     known = PackedNode() if before is None else before.value
     after = PackedNode(
         packs=known.packs + 1,
@@ -252,6 +260,11 @@ async def read_dropped(store: MetadataStore, stream_id: str) -> Versioned[Droppe
 async def read_audit(store: MetadataStore) -> Versioned[AuditState] | None:
     """How far the audit is, or None before the first was begun or asked for."""
     return await read_node(store, AuditState, AUDIT_PATH)
+
+
+async def read_or_renew_audit(store: MetadataStore) -> Versioned[AuditState] | None:
+    """As ``read_audit``; a damaged node is written anew: audits begin again."""
+    return await read_or_renew(store, AuditState(), AUDIT_PATH)
 
 
 def audit_page_path(number: int) -> str:
@@ -281,7 +294,7 @@ async def read_named_page(store: MetadataStore, number: int) -> Versioned[NamedP
 
 async def ask_for_audit(store: MetadataStore) -> None:
     """Have the keeper begin an audit soon. Raises ConflictError if that just changes."""
-    before = await read_audit(store)
+    before = await read_or_renew_audit(store)
     known = AuditState() if before is None else before.value
     if not known.is_asked:
         await write_node(store, AUDIT_PATH, msgspec.structs.replace(known, is_asked=True), before)

@@ -17,7 +17,9 @@ from dataclasses import dataclass
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import (
+    ConfigurationError,
     ConflictError,
+    CorruptionError,
     DataLossError,
     LedgerError,
     MetadataUnavailableError,
@@ -34,8 +36,7 @@ from spark_ledger.keeper.nodes import (
     DroppedNode,
     SweptNode,
     dropped_path,
-    read_clock,
-    read_dropped,
+    read_or_renew_clock,
     write_clock,
 )
 from spark_ledger.keeper.sinks import forget_sinks
@@ -47,7 +48,7 @@ from spark_ledger.limits.keeper import (
     SWEPT_STREAMS_MAX,
 )
 from spark_ledger.metadata.base import Check, Create, Delete, Operation, Put
-from spark_ledger.metadata.json_nodes import encode_node, read_or_renew
+from spark_ledger.metadata.json_nodes import decode_node, encode_node, read_or_renew
 from spark_ledger.metadata.ledgers import LedgerStore, ledger_path
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.model import StreamConfig
@@ -251,7 +252,8 @@ class StreamKeeper:
     async def _time(self) -> int:
         """The time by which retention counts (rule K7), which is written down."""
         wall_ms, now = self._wall_ms(), self._clock()
-        saved = await read_clock(self._store)
+        believed_ms = wall_ms if self._steady is None else self._steady.reached_ms
+        saved = await read_or_renew_clock(self._store, believed_ms)
         if self._steady is None:
             self._steady = SteadyClock(wall_ms, now, None if saved is None else saved.value.time_ms)
         now_ms = self._steady.read(wall_ms, now)
@@ -342,7 +344,8 @@ class StreamKeeper:
         stream_id = stream.config.stream_id
         known = self._swept.get(stream_id)
         if known is None:
-            saved = await read_dropped(self._store, stream_id)
+            nothing = DroppedNode(name=stream.name, looks=())  # the grace begins again
+            saved = await read_or_renew(self._store, nothing, dropped_path(stream_id))
             looks = () if saved is None else saved.value.looks
             version = None if saved is None else saved.version
             known = _Swept(LiveNames(), DroppedRows(looks), looks, version)
@@ -379,13 +382,24 @@ class StreamKeeper:
             for stream_id in known.keys() - swept:
                 del known[stream_id]
         for stream_id in set(await self._store.children(DROPPED_PATH)).difference(swept):
-            saved = await read_dropped(self._store, stream_id)
-            if saved is None:
-                continue
-            nodes = StreamNodes(self._store, saved.value.name)
-            try:  # it may only have failed, or a server lags
-                await self._store.get_latest(nodes.identity_path(stream_id))
-            except NotFoundError:
-                gone = Delete(dropped_path(stream_id), saved.version)
-                with contextlib.suppress(ConflictError, NotFoundError):
-                    await self._store.transaction([self._guard(), gone])
+            with contextlib.suppress(ConflictError, NotFoundError):
+                await self._forget_note(stream_id)
+
+    async def _forget_note(self, stream_id: str) -> None:
+        """Remove the note of a stream that is gone. Raises NotFoundError if there is none."""
+        path = dropped_path(stream_id)
+        note = await self._store.get_latest(path)
+        try:
+            name = decode_node(DroppedNode, path, note.value).name
+            # It may only have failed, or a server lags.
+            await self._store.get_latest(StreamNodes(self._store, name).identity_path(stream_id))
+        except NotFoundError:
+            pass
+        except ConfigurationError as error:
+            logger.warning("%s", error)
+            return
+        except CorruptionError as error:  # of which stream it is it does not say
+            logger.warning("%s; it is removed", error)
+        else:
+            return
+        await self._store.transaction([self._guard(), Delete(path, note.version)])

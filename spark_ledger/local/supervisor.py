@@ -123,18 +123,28 @@ class Kept:
                 self._remove_notice()
             return None
         if self._again_at is None:
-            self._again_at, self._pause_s = (
-                now + self._pause_s,
-                min(2 * self._pause_s, RESTART_S_MAX),
-            )
+            self._again_at = self._next_try(now)
             self.ended += 1
             default = f"it ended with exit code {exit_code}, and is started again"
             self.why = self._sayings.get(str(exit_code), default)
             self._write_notice()
         if now < self._again_at:
             return None
+        try:
+            pid = self._start()
+        except OSError as error:
+            self._again_at = self._next_try(now)
+            self.why = f"it cannot be started again: {error}"
+            self._write_notice()
+            return None
         self._again_at, self._started_at = None, now
-        return self._start()
+        return pid
+
+    def _next_try(self, now: float) -> float:
+        """When it is started, after a pause that is twice as long the next time."""
+        again_at = now + self._pause_s
+        self._pause_s = min(2 * self._pause_s, RESTART_S_MAX)
+        return again_at
 
     def end(self) -> None:
         """It is not kept any more: somebody ended it on purpose."""
@@ -268,12 +278,9 @@ class Supervisor:
     def look(self) -> None:
         """Start again what is kept and has ended."""
         for name, kept in self._kept.items():
-            before = kept.ended
-            try:
-                pid = kept.look(self._children[name].returncode, time.monotonic())
-            except OSError as error:
-                kept.why, pid = f"it cannot be started again: {error}", None
-            if pid is not None or kept.ended != before:
+            before = kept.ended, kept.why
+            pid = kept.look(self._children[name].returncode, time.monotonic())
+            if pid is not None or (kept.ended, kept.why) != before:
                 self._write_state(name, kept)
 
     def _write_state(self, name: str, kept: Kept) -> None:

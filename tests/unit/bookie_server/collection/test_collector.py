@@ -11,6 +11,7 @@ from bookie_server.collection.collector import LedgerCollector
 from bookie_server.core.collection import Cause
 from spark_ledger.cli.collecting import Wanted, order
 from spark_ledger.errors import NotFoundError
+from spark_ledger.limits.collection import COLLECTION_STOP_S
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.collection import (
     CollectionOrder,
@@ -248,6 +249,32 @@ def test_stop_waits_for_the_disk_work_that_it_meets() -> None:
         collector.start()
         await begun.wait()
         await collector.stop()
+        assert done.is_set()
+
+    run_in_virtual_time(main())
+
+
+def test_disk_work_that_stop_does_not_wait_for_goes_on_to_its_end() -> None:
+    """A disk that is slow for longer than a stop waits: the deletion that it is in is not cut."""
+
+    async def main() -> None:
+        world = World()
+        await world.make(1)
+        begun, done = asyncio.Event(), asyncio.Event()
+
+        async def slowly(work: Callable[[], None]) -> None:
+            begun.set()
+            await asyncio.sleep(3 * COLLECTION_STOP_S)
+            work()
+            done.set()
+
+        collector = world.collector()
+        collector._run_on_disk = slowly
+        collector.start()
+        await begun.wait()
+        await collector.stop()
+        assert not done.is_set()
+        await asyncio.sleep(3 * COLLECTION_STOP_S)
         assert done.is_set()
 
     run_in_virtual_time(main())

@@ -14,11 +14,12 @@ import pytest
 from spark_ledger.cli import inspection, usage
 from spark_ledger.cli.usage import BookieUsage, Held, Usage, measure
 from spark_ledger.client.ledger_client import LedgerClient
-from spark_ledger.errors import BookieUnavailableError, DataLossError
+from spark_ledger.errors import BookieUnavailableError, DataLossError, MetadataUnavailableError
 from spark_ledger.limits import GIB, MIB
 from spark_ledger.metadata.base import StoreSize
 from spark_ledger.metadata.bookies import COOKIES_PATH, BookieRegistry
 from spark_ledger.metadata.collection import (
+    COLLECTION_PATH,
     CollectionNode,
     PassReport,
     collection_path,
@@ -26,7 +27,7 @@ from spark_ledger.metadata.collection import (
 from spark_ledger.metadata.cookies import BookieCookie, encode_cookie
 from spark_ledger.metadata.json_nodes import encode_node
 from spark_ledger.metadata.ledgers import LEDGERS_PATH, LedgerStore
-from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
+from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, MemoryTree, Outcome
 from spark_ledger.metadata.zookeeper.size import parse_size
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.format.codec import encode_head
@@ -229,6 +230,43 @@ def test_each_stream_is_shown_with_what_it_dropped_and_what_is_not_given_back() 
         assert asked == [drops.name], "a stream that keeps all is not read"
 
     run_in_world(test)
+
+
+def test_bookie_whose_note_is_damaged_is_shown_without_what_it_says() -> None:
+    store = MemoryMetadataStore(MemoryTree())
+
+    async def damage() -> None:
+        await store.create("collection", b"")
+        await store.create(collection_path(BookieId("b")), b"{")
+        await BookieRegistry(store).register(BookieInfo(BookieId("b"), "b:1"))
+
+    asyncio.run(damage())
+    found = measured(ledger(1, 90), store=store)
+    assert found.bookies[BookieId("a")].reclaimable_bytes == 5 * MIB
+    shown = found.bookies[BookieId("b")]
+    assert (shown.ledgers, shown.free_bytes, shown.reclaimable_bytes) == (7, 10 * GIB, None)
+
+
+def test_metadata_that_go_away_while_bookies_answer_are_an_error_of_one_sentence() -> None:
+    """And no group of errors, which the command would show as a traceback."""
+    store = MemoryMetadataStore(MemoryTree())
+
+    def interpose(_name: str, path: str) -> Fault:
+        away = path.startswith((COLLECTION_PATH, LEDGERS_PATH)) and is_away
+        return Fault(Outcome.UNAVAILABLE if away else Outcome.NORMAL)
+
+    store.interpose, is_away = interpose, False
+
+    class Away(Bookies):
+        async def describe(self, bookie_id: str, *, timeout_s: float) -> BookieDescription:
+            nonlocal is_away
+            is_away = True
+            return await super().describe(bookie_id, timeout_s=timeout_s)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(globals(), "Bookies", Away)
+        with pytest.raises(MetadataUnavailableError):
+            measured(ledger(1, 90), store=store)
 
 
 def test_metadata_are_read_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,7 +144,9 @@ def test_ids_that_no_bookie_holds_are_not_asked_for() -> None:
     run_virtually(test)
 
 
-def test_bookie_of_a_former_version_is_asked_id_by_id() -> None:
+@pytest.mark.parametrize("says_next", [True, False])
+def test_bookie_of_a_former_version_is_asked_id_by_id(says_next: bool) -> None:
+    """One of a still older version does not say up to which id it has heard of ledgers."""
     end = 0
 
     class Former(MemoryTransport):
@@ -153,18 +155,19 @@ def test_bookie_of_a_former_version_is_asked_id_by_id() -> None:
 
         async def describe(self, bookie_id: BookieId, **more: Any) -> Any:
             words = await super().describe(bookie_id, **more)
-            return words._replace(next_ledger_id=end)
+            return words._replace(next_ledger_id=end if says_next else 0)
 
     async def test(world: World) -> None:
         nonlocal end
         writers = [await written(world, b"a") for _ledger in range(3)]
         for writer in writers:
             await writer.close()
-        end = writers[-1].ledger_id + 2
-        await MemoryMetadataStore(world.tree).delete(ledger_path(LedgerId(writers[1].ledger_id)))
+        end = writers[-1].ledger_id + 1
+        for writer in writers[::2]:
+            await MemoryMetadataStore(world.tree).delete(ledger_path(LedgerId(writer.ledger_id)))
         transport = Former(world.alive)
         verified = await verify(MemoryMetadataStore(world.tree), transport, lambda _: None)
-        assert [each.left_ledgers for each in verified.bookies.values()] == [1, 1, 1]
+        assert [each.left_ledgers for each in verified.bookies.values()] == [2, 2, 2]
         await transport.close()
 
     run_virtually(test)

@@ -85,7 +85,7 @@ def test_keeper_that_another_one_overtook_goes_on_from_what_that_has_written() -
         )
         await write_clock(client.store, 1000, None)
         with pytest.MonkeyPatch.context() as patch:  # it looked before that was written
-            patch.setattr(streams, "read_clock", _nothing)
+            patch.setattr(streams, "read_or_renew_clock", _nothing)
             with pytest.raises(ConflictError):
                 await cared.sweep()
         clock.now += 10.0
@@ -96,7 +96,7 @@ def test_keeper_that_another_one_overtook_goes_on_from_what_that_has_written() -
     run(test)
 
 
-async def _nothing(_: MetadataStore) -> None:
+async def _nothing(_: MetadataStore, __: int) -> None:
     return None
 
 

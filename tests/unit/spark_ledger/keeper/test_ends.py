@@ -112,7 +112,7 @@ def test_error_of_a_pass_is_told_until_the_next_pass_goes_well() -> None:
 
 @pytest.mark.parametrize("node", [CLOCK_PATH, AUDIT_PATH])
 def test_keeper_whose_passes_all_fail_says_why_and_what_it_knows(node: str) -> None:
-    """What is known of dead writers goes on to the next keeper, and people see what is damaged."""
+    """What is known of dead writers goes on to the next keeper, and people see why."""
 
     async def test(world: World) -> None:
         client = await world.client()
@@ -121,7 +121,7 @@ def test_keeper_whose_passes_all_fail_says_why_and_what_it_knows(node: str) -> N
         await dead.close()
         await (await keeper(world, Clock())).elect()  # makes the nodes above
         await client.store.delete(ELECTED_PATH)
-        await client.store.create(node, b"{")
+        await client.store.create(node, b'{"format_version":99}')
         for _ in range(3):
             cared = await keeper(world, Clock())
             cared._clock, cared._config = loop_time(), replace(cared._config, pass_s=1.0)

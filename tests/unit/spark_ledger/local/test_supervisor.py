@@ -83,6 +83,50 @@ def test_notice_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
     assert world.pause_after_end(3) == RESTART_S
 
 
+def test_process_that_cannot_be_started_again_says_so_and_is_tried_again(world: World) -> None:
+    """It has ended once, however often it was tried, and begins once that is possible."""
+    fails = True
+    start = world.kept._start
+
+    def sometimes() -> int:
+        if fails:
+            raise OSError("no such program")
+        return start()
+
+    world.kept._start = sometimes
+    for _ in range(400):
+        assert world.kept.look(3, world.now) is None
+        world.now += 0.25
+    assert world.kept.ended == 1
+    assert world.kept.why == "it cannot be started again: no such program"
+    assert world.notice.read_text() == world.kept.why
+    fails = False
+    assert world.pause_after_end(3) <= RESTART_S_MAX
+    assert len(world.starts) == 1
+
+
+def test_state_file_says_that_a_process_cannot_be_started_again(tmp_path: Path) -> None:
+    program, cwd, log = tmp_path / "program", str(tmp_path), str(tmp_path / "log")
+    program.write_text("#!/bin/sh\nexit 5\n")
+    program.chmod(0o700)
+    owner, state = Supervisor(remove=None, parent=None), tmp_path / "state"
+    argv, notice = [str(program)], str(tmp_path / "notice")
+    owner.handle(Request(op="spawn", name="z", argv=argv, env={}, cwd=cwd, log=log))
+    owner.handle(Request(op="keep", name="z", notice=notice, sayings={}))
+    state.write_text('{"z": {"pid": 1, "note": ""}}')
+    owner._state = state
+    program.unlink()
+    deadline = time.monotonic() + 30.0
+    try:
+        while "cannot be started again" not in state.read_text():
+            assert time.monotonic() < deadline, "nobody is told"
+            owner.handle({"op": "status"})
+            owner.look()
+            time.sleep(0.02)
+    finally:
+        owner.handle({"op": "stop", "graceful": False})
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_process_that_was_ended_by_a_request_is_not_started_again(
     tmp_path: Path, number: int

@@ -11,7 +11,8 @@ from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.errors import MetadataUnavailableError
 from spark_ledger.metadata.base import MetadataStore
-from spark_ledger.metadata.json_nodes import encode_node
+from spark_ledger.metadata.json_nodes import encode_node, write_node
+from spark_ledger.metadata.ledger_ids import raise_counter
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
 from spark_ledger.metadata.unsettled import Page, newest_pages
 from spark_ledger.repair.checker import Checker, CheckerConfig
@@ -207,6 +208,34 @@ def test_bookie_whose_pages_are_slow_hangs_only_if_one_of_them_takes_the_whole_t
         for pages in (4, 4 if is_hung else 8):
             assert (await checking.checker.check(writer.ledger_id)).silent
             assert asked == pages
+
+    run_virtually(test, bookies=4)
+
+
+@pytest.mark.parametrize("done", [0, 1, 2, 3])
+def test_check_goes_on_behind_the_ledger_where_the_keeper_before_was_on_any_page(done: int) -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        writers = [await closed(client) for _ in range(2)]
+        await raise_counter(client.store, 25_000)
+        later = await world.client()
+        writers += [await closed(later) for _ in range(2)]
+        ids = [writer.ledger_id for writer in writers]
+        assert ids[1] < 10_000 < 25_000 <= ids[2]
+        for writer in writers:
+            wipe(world, writer.metadata.last_fragment.bookies[0], writer)
+        state = CheckState(begun_ms=1, after=[0, *ids][done], ledgers=done, with_holes=7)
+        await write_node(client.store, CHECK_PATH, state, None)
+        checking = Checking(client)
+        assert await checking.checker.run_pass()
+        assert set(await marked(world)) == set(ids[done:])
+        found = (await look(client.store)).check
+        assert (found.begun_ms, found.after, found.ledgers) == (0, 0, 4)
+        assert found.with_holes == 7 + 4 - done
+        checking.now += WEEK_S
+        assert await checking.checker.run_pass()
+        found = (await look(client.store)).check
+        assert (found.ledgers, found.with_holes) == (4, 4), "the next one counts anew"
 
     run_virtually(test, bookies=4)
 

@@ -9,6 +9,7 @@ import pytest
 from spark_ledger.errors import NotFoundError
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.cookies import leaving_path
+from spark_ledger.repair.auditor import Auditor
 from spark_ledger.repair.decommission import Named, decommission, drain, stay
 from spark_ledger.repair.nodes import leaving
 from spark_ledger.repair.plan import all_names
@@ -47,6 +48,41 @@ def test_decommissioned_bookie_is_named_by_nothing_and_has_no_cookie(runs: bool)
             await decommission(client, BookieId("b9"), CONFIG, told=told.append)
 
     run_virtually(test, bookies=5)
+
+
+def test_decommission_that_is_begun_again_behind_its_end_ends_as_well() -> None:
+    """The bookie ran still the first time; by now it is stopped, and nothing knows it any more."""
+
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        client = await world.client()
+        assert (await decommission(client, LEFT, CONFIG, told=lambda _: None)).runs
+        await lose(world, LEFT)
+        assert await leaving(client.store) == {LEFT}
+        assert not (await decommission(client, LEFT, CONFIG, told=lambda _: None)).runs
+        assert await leaving(client.store) == frozenset()
+
+    run_virtually(test, bookies=4)
+
+
+def test_bookie_is_empty_once_two_looks_in_a_row_find_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A client that has not heard of it may name it between them."""
+    named, told = iter([0, 3, 0, 1, 0, 0]), list[int]()
+
+    async def audit(*_: object) -> int:
+        return next(named)
+
+    monkeypatch.setattr(Auditor, "audit", audit)
+
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        client = await world.client()
+        await drain(client, LEFT, CONFIG, told=lambda left: told.append(left.ledgers))
+        assert told == [0, 3, 0, 1, 0, 0]
+
+    run_virtually(test, bookies=4)
 
 
 def test_decommission_that_nobody_can_take_over_waits_and_can_be_cancelled() -> None:

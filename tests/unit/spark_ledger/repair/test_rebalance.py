@@ -13,7 +13,7 @@ from spark_ledger.errors import ConflictError
 from spark_ledger.metadata.cluster import ensure_cluster, set_placement
 from spark_ledger.metadata.cookies import leaving_path
 from spark_ledger.metadata.repair_locks import lock_path
-from spark_ledger.repair.copying import Copier
+from spark_ledger.repair.copying import Copier, TargetFailedError
 from spark_ledger.repair.nodes import REBALANCE_PATH, mark
 from spark_ledger.repair.plan import LaneCopy, all_names
 from spark_ledger.repair.rebalance import Rebalance, RebalanceConfig, Rebalanced
@@ -93,6 +93,7 @@ def test_new_bookie_gets_its_share_and_every_copy_is_where_the_metadata_say(
         assert 0 < await named_on(client, ledgers, NEW) <= done.moves
         assert done.moved_bytes >= done.after[NEW].held_bytes
         assert [moves for moves, _ in told] == list(range(done.moves + 1))
+        assert told[-1] == (done.moves, done.moved_bytes)
         await check(world, client, ledgers)
         again = await rebalance(world)
         assert again.is_even and again.moves <= 1, "what is free is announced as before"
@@ -192,6 +193,30 @@ def test_bookie_that_stores_no_copy_is_not_named() -> None:
         assert await named_on(client, ledgers, NEW) == 0
         world.revive(NEW)
         assert (await rebalance(world)).moves > 0
+        await check(world, client, ledgers)
+
+    run_virtually(test, bookies=5)
+
+
+def test_bookie_that_took_no_copy_is_asked_no_more_in_this_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a thousand ledgers each would wait for its time to run out."""
+    asked: list[BookieId] = []
+
+    async def refused(_copier: Copier, _lane: LaneCopy, target: BookieId) -> None:
+        asked.append(target)
+        raise TargetFailedError(f"bookie {target} takes nothing")
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        ledgers = await before_it_came(world, client, count=8)
+        monkeypatch.setattr(Copier, "copy", refused)
+        done = await rebalance(world, replace(CONFIG, at_once=1))
+        assert asked == [NEW] and list(done.failed.values()) == [f"{NEW} took no copy"]
+        asked.clear()
+        await rebalance(world, replace(CONFIG, at_once=1))
+        assert asked == [NEW], "the next run asks it again"
         await check(world, client, ledgers)
 
     run_virtually(test, bookies=5)

@@ -138,6 +138,25 @@ def test_bookie_that_it_may_name_is_not_taken_out() -> None:
     run_virtually(test, bookies=5)
 
 
+def test_ledger_whose_node_was_mended_counts_as_read_at_the_next_look() -> None:
+    """Else a bookie that leaves would stay for ever: a ledger may still name it."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        hidden = await filled(client)
+        path = ledger_path(hidden.ledger_id)
+        before = (await client.store.get_latest(path)).value
+        await damage(client, hidden.ledger_id)
+        auditor = (await crew(world)).auditor
+        await auditor.audit(frozenset())
+        assert auditor.unreadable is not None
+        await client.store.put(path, before, (await client.store.get_latest(path)).version)
+        await auditor.audit(frozenset())
+        assert auditor.unreadable is None
+
+    run_virtually(test, bookies=3)
+
+
 def test_holes_of_the_others_are_found() -> None:
     async def test(world: World) -> None:
         client = await world.client()

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from typing import NoReturn
 
+import pytest
+
+from spark_ledger.errors import (
+    LedgerError,
+    MetadataUnavailableError,
+    NotEnoughBookiesError,
+    OutcomeUnknownError,
+)
 from spark_ledger.metadata.json_nodes import read_node
+from spark_ledger.repair.ledger import LedgerRepair
 from spark_ledger.repair.nodes import DONE_PATH, RepairDone, mark
+from spark_ledger.repair.status import look
 from spark_ledger.types import BookieId, LedgerId
 from tests.contracts.scripted_bookie import ScriptedBookie
 from tests.unit.spark_ledger.client.world import World, run_virtually
@@ -107,5 +118,50 @@ def test_repairs_that_take_long_are_counted_whole_though_others_are_written_down
             await cared.worker._count()
         done = await read_node(client.store, RepairDone, DONE_PATH)
         assert done is not None and done.value.copied_bytes == 5 + 7 + 11
+
+    run_virtually(test)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_written"),
+    [
+        (MetadataUnavailableError("away"), False),
+        (OutcomeUnknownError("no reply"), False),
+        (NotEnoughBookiesError("nobody takes it"), True),
+    ],
+)
+def test_ledger_is_said_to_fail_only_by_what_is_its_own_fault(
+    error: LedgerError, is_written: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A short outage of the metadata store would show all ledgers as failing."""
+
+    async def fails(*_: object) -> NoReturn:
+        raise error
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await filled(client)
+        await writer.close()
+        await mark(client.store, writer.ledger_id, frozenset(), 2)
+        cared = await crew(world)
+        monkeypatch.setattr(LedgerRepair, "run", fails)
+        assert await cared.worker.run_pass() == 1
+        assert await cared.worker.run_pass() == 0, "it has a pause either way"
+        assert len((await look(client.store)).failed) == is_written
+
+    run_virtually(test)
+
+
+def test_rate_that_is_written_down_is_of_the_time_since_the_last_one() -> None:
+    async def test(world: World) -> None:
+        client, cared = await world.client(), await crew(world)
+        for copied, elapsed_s, rate in ((100, 10.0, 10), (600, 20.0, 30), (50, 10.0, 5)):
+            cared.clock.now += elapsed_s
+            cared.worker._uncounted["bytes"] += copied
+            cared.worker._throttles.source_waited_s += 1.5
+            await cared.worker._count()
+            done = await read_node(client.store, RepairDone, DONE_PATH)
+            assert done is not None and done.value.bytes_per_s == rate
+        assert (done.value.copied_bytes, done.value.source_waited_ms) == (750, 4500)
 
     run_virtually(test)

@@ -1,0 +1,61 @@
+"""What is asked of the metadata and of bookies for one command, and what stands in no way of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from spark_ledger.cli import inspection
+from spark_ledger.cli.inspection import cluster_bookies
+from spark_ledger.metadata.base import MetadataStore
+from spark_ledger.metadata.bookies import COOKIES_PATH, BookieRegistry
+from spark_ledger.metadata.collection import CollectionNode, PassReport, collection_path
+from spark_ledger.metadata.cookies import BookieCookie, encode_cookie
+from spark_ledger.metadata.json_nodes import encode_node
+from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
+from spark_ledger.types import BookieId, BookieInfo
+
+pytestmark = pytest.mark.leaves_open(
+    "BookieRegistry._keep", reason="the process of a bookie goes on"
+)
+
+
+@pytest.fixture
+def tree(monkeypatch: pytest.MonkeyPatch) -> MemoryTree:
+    """Of the cluster that is looked at."""
+    tree = MemoryTree()
+
+    @asynccontextmanager
+    async def store(_uri: str) -> AsyncIterator[MetadataStore]:
+        yield MemoryMetadataStore(tree)
+
+    monkeypatch.setattr(inspection, "connected_store", store)
+    return tree
+
+
+def test_bookies_that_run_that_are_down_and_whose_note_is_damaged_are_listed(
+    tree: MemoryTree,
+) -> None:
+    names = [BookieId(name) for name in ("a", "b", "c", "d")]
+    report = PassReport(deleted=3)
+
+    async def make() -> None:
+        store = MemoryMetadataStore(tree)
+        for name in names[:3]:
+            cookie = BookieCookie("c", name, "j", ("l",), "i")
+            await store.create(f"{COOKIES_PATH}/{name}", encode_cookie(cookie))
+        for name in names[1:]:  # the last one has not written its cookie yet
+            await BookieRegistry(store).register(BookieInfo(name, f"{name}:1"))
+        note = encode_node(CollectionNode(mark="m", report=report))
+        await store.create(collection_path(names[0]), note)
+        await store.create(collection_path(names[2]), b"{")
+
+    asyncio.run(make())
+    rows = cluster_bookies("zk://x/y")
+    assert [row.bookie_id for row in rows] == names
+    assert [row.info and row.info.address for row in rows] == [None, "b:1", "c:1", "d:1"]
+    assert [row.collected for row in rows[:2]] == [report, None] and rows[3].collected is None
+    assert rows[2].collected is not None and "damaged" in rows[2].collected.aborted
