@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from connector import sessions
+from connector.option_parsers import Secret
 from connector.options import ConnectionOptions, read_options
 from spark_ledger.client.counters import ClientCounters
 from spark_ledger.errors import LedgerClosedError, NoSuchStreamError
@@ -41,6 +42,38 @@ def test_connection_is_made_once_for_the_same_options(cluster: Cluster) -> None:
     assert sessions.connection(connection_options()) is one
     assert sessions.connection(connection_options(readTimeout="3s")) is not one
     assert [settings.get("read_timeout_s") for settings in cluster.settings] == [None, 3.0]
+
+
+def test_every_option_of_a_connection_reaches_the_client(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Secrets as they are: the client cannot use one that hides itself."""
+    monkeypatch.setattr(
+        sessions, "fields", lambda _: [SimpleNamespace(name=n) for n in sessions._SETTINGS.values()]
+    )
+    sessions.connection(
+        ConnectionOptions(
+            metadata="zk://h/l",
+            read_timeout_s=1.0,
+            speculative_read_delay_s=2.0,
+            auth_token=Secret("token"),
+            ca_file="ca",
+            cert_file="cert",
+            key_file="key",
+            key_password=Secret("word"),
+        )
+    )
+    assert cluster.settings == [
+        {
+            "read_timeout_s": 1.0,
+            "speculative_read_delay_s": 2.0,
+            "auth_token": "token",
+            "tls_ca_file": "ca",
+            "tls_cert_file": "cert",
+            "tls_key_file": "key",
+            "tls_key_password": "word",
+        }
+    ]
 
 
 def test_connection_of_the_parent_is_not_used_in_a_forked_child(
