@@ -12,6 +12,7 @@ import pytest
 
 from connector import sessions
 from connector.read.readers import LedgerStreamReader
+from connector.read.several_source import SeveralSource
 from tests.unit.connector.read.test_several import Query as SeveralQuery
 from tests.unit.connector.world import ROWS, Cluster, cluster, table, to_read
 
@@ -66,10 +67,11 @@ def test_query_that_is_stopped_twice_takes_no_connection_from_the_next(cluster: 
 def test_query_of_several_streams_keeps_no_commit_that_it_has_passed(cluster: Cluster) -> None:
     streams = [cluster.create(*range(5), name=name) for name in "ab"]
     query = SeveralQuery(maxRowsPerTrigger="4")
-    sources = query.reader._source._sources  # type: ignore[union-attr]
+    source = query.reader._source
+    assert isinstance(source, SeveralSource)
     for row in range(5, 8):
         for stream in streams:
             stream.append(table(row))
         assert query.trigger()
     assert query.rest()
-    assert [each._commits.memory_bytes for each in sources.values()] == [0, 0]
+    assert [each._commits.memory_bytes for each in source._sources.values()] == [0, 0]

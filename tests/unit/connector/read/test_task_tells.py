@@ -67,7 +67,9 @@ class Asked:
         self.hints.append(how["replica_hint"])
         self.unconfirmed.append(how["unconfirmed"])
         for number in range(first, last + 1):
-            yield EntryBatch.of([Entry(LedgerId(5), EntryId(number), b"x", number, number)])
+            yield EntryBatch.of(
+                [Entry(LedgerId(5), EntryId(number), b"x", EntryId(number), number)]
+            )
 
 
 @pytest.fixture
