@@ -181,6 +181,7 @@ def test_tail_that_is_given_entries_is_not_idle_whoever_has_read_them(tails: int
 def test_entries_that_are_shared_are_counted_and_not_their_batches() -> None:
     async def test(world: World) -> None:
         client, writer, following = await begun(world, tails=3)
+        Asked(client)  # its chunks have three entries
         counted = client.counters.entries_shared
         await writer.append_many([b"1", b"2", b"3", b"4"])
         for each in following:
