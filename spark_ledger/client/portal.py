@@ -151,6 +151,8 @@ class BlockingPortal:
 
     def _stop(self) -> None:
         if self.is_running:
+            # First of all, and not only once the thread ends: a callback may keep it for ever.
+            self.is_running = False
             self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join(timeout=PORTAL_STOP_TIMEOUT_S)
 

@@ -89,3 +89,26 @@ def test_what_cannot_be_done_is_one_sentence(
     assert main(["--spark-home", str(tmp_path)]) == 1
     assert "no archive" not in (said := capsys.readouterr().err)
     assert said.count("\n") == 1 and str(archive) in said
+
+
+def test_archive_keeps_who_may_read_it(archive: Path, tmp_path: Path) -> None:
+    """Spark's processes may run as another user than the one that installed it."""
+    for mode in (0o644, 0o444, 0o600):
+        archive.chmod(0o644)
+        with zipfile.ZipFile(archive, "a") as written:
+            written.writestr(f"{PACKAGE}/m{mode}.py", "")
+        archive.chmod(mode)
+        assert main(["--spark-home", str(tmp_path)]) == 0
+        assert archive.stat().st_mode & 0o777 == mode
+
+
+def test_archive_that_cannot_be_replaced_leaves_nothing_beside_it(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_given: object, **_named: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    before = archive.read_bytes()
+    monkeypatch.setattr(Path, "replace", full)
+    assert main(["--spark-home", str(tmp_path)]) == 1
+    assert list(archive.parent.iterdir()) == [archive] and archive.read_bytes() == before

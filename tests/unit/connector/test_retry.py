@@ -14,6 +14,7 @@ from spark_ledger.errors import (
     OutcomeUnknownError,
     SchemaMismatchError,
 )
+from spark_ledger.limits.connector import RETRY_PAUSES_S
 
 
 class Clock:
@@ -100,3 +101,26 @@ def test_retry_budget_after_reset_begins_anew(clock: Clock) -> None:
         clock.now += 1000.0
         budget.reset()
     assert clock.pauses == [0.1] * 5
+
+
+def test_pause_that_would_end_behind_the_budget_is_not_begun(clock: Clock) -> None:
+    """A query that is to fail after two minutes does not sleep through the end of them."""
+    budget = RetryBudget("reading", sum(RETRY_PAUSES_S[:3]))
+    for _ in range(3):
+        budget.pause_or_raise(MetadataUnavailableError("gone"))
+    with pytest.raises(MetadataUnavailableError):
+        budget.pause_or_raise(MetadataUnavailableError("gone"))
+    assert clock.pauses == list(RETRY_PAUSES_S[:3])
+
+
+def test_reason_is_logged_once_until_it_is_another_one_or_all_went_well(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    budget = RetryBudget("reading", 1000.0)
+    with caplog.at_level(logging.WARNING):
+        for reason in ("a", "a", "b", "b", "", "b"):
+            if reason:
+                budget.pause_or_raise(MetadataUnavailableError(reason))
+            else:
+                budget.reset()
+    assert [one.getMessage()[-1] for one in caplog.records] == ["a", "b", "b"]

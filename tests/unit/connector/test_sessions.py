@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from connector import sessions
+from connector.option_parsers import Secret
 from connector.options import ConnectionOptions, read_options
+from spark_ledger.client.counters import ClientCounters
 from spark_ledger.errors import LedgerClosedError, NoSuchStreamError
 from spark_ledger.limits.connector import RAW_READERS_MAX, STREAM_HANDLES_MAX
+from spark_ledger.stream.blocking import SegmentWriter, Stream, StreamConnection
 from spark_ledger.types import LedgerId
 from tests.unit.connector.world import Cluster, cluster, table, to_read
 
@@ -39,6 +44,38 @@ def test_connection_is_made_once_for_the_same_options(cluster: Cluster) -> None:
     assert [settings.get("read_timeout_s") for settings in cluster.settings] == [None, 3.0]
 
 
+def test_every_option_of_a_connection_reaches_the_client(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Secrets as they are: the client cannot use one that hides itself."""
+    monkeypatch.setattr(
+        sessions, "fields", lambda _: [SimpleNamespace(name=n) for n in sessions._SETTINGS.values()]
+    )
+    sessions.connection(
+        ConnectionOptions(
+            metadata="zk://h/l",
+            read_timeout_s=1.0,
+            speculative_read_delay_s=2.0,
+            auth_token=Secret("token"),
+            ca_file="ca",
+            cert_file="cert",
+            key_file="key",
+            key_password=Secret("word"),
+        )
+    )
+    assert cluster.settings == [
+        {
+            "read_timeout_s": 1.0,
+            "speculative_read_delay_s": 2.0,
+            "auth_token": "token",
+            "tls_ca_file": "ca",
+            "tls_cert_file": "cert",
+            "tls_key_file": "key",
+            "tls_key_password": "word",
+        }
+    ]
+
+
 def test_connection_of_the_parent_is_not_used_in_a_forked_child(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -50,6 +87,26 @@ def test_connection_of_the_parent_is_not_used_in_a_forked_child(
     assert parents.list_streams() == [], "its sockets belong to the parent, and stay open"
     child = sessions.connection(options)
     assert sessions.connection(options) is child
+
+
+def test_forked_child_keeps_what_its_parent_has_and_counts_from_zero(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kept, because a destructor would write to sockets that are the parent's."""
+    options = connection_options()
+    parents = weakref.ref(sessions.connection(options))
+    cluster.connections.clear()
+    monkeypatch.setattr(
+        StreamConnection, "counters", property(lambda _: ClientCounters(read_requests=9))
+    )
+    assert sessions.counters(options).read_requests == 9
+    monkeypatch.setattr(sessions, "os", SimpleNamespace(getpid=lambda: -7))
+    assert sessions.counters(options) == ClientCounters(), "of a task that has done nothing yet"
+    sessions.connection(options)
+    gc.collect()
+    kept = parents()
+    assert kept is not None
+    kept.close()
 
 
 def test_connection_that_was_discarded_is_closed_and_made_again(cluster: Cluster) -> None:
@@ -169,3 +226,53 @@ def test_stream_handles_kept_are_those_used_last_and_one_in_use_goes_on(
     first.commit_segments([segment], sink_id="q", transaction_id=1)
     assert use(names[0]) is not first
     assert use(names[0]).head().rows == first.head().rows == 3
+
+
+@pytest.fixture
+def closed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The handles that were closed: the name of a stream, and of its writers with a star."""
+    found: list[str] = []
+    of_stream, of_writer = Stream.close, SegmentWriter.close
+
+    def close_stream(self: Stream) -> None:
+        found.append(self.name)
+        of_stream(self)
+
+    def close_writer(self: SegmentWriter) -> None:
+        found.append(f"{self._writer._schemas.config.name}*")
+        of_writer(self)
+
+    monkeypatch.setattr(Stream, "close", close_stream)
+    monkeypatch.setattr(SegmentWriter, "close", close_writer)
+    return found
+
+
+def test_handles_of_a_deleted_stream_are_closed_with_all_of_its_writers(
+    cluster: Cluster, closed: list[str]
+) -> None:
+    """Else a process of months keeps a watch and open ledgers of each stream that ever was."""
+    options, stream_id = connection_options(), cluster.create().config.stream_id
+    cluster.create(name="t")
+    sessions.fresh_stream(options, "t")
+    for compression in (None, "zstd"):
+        segment_writer(options, stream_id, compression)
+    cluster.outside.delete_stream("s")
+    closed.clear()
+    with pytest.raises(NoSuchStreamError):
+        sessions.fresh_stream(options, "s")
+    assert sorted(closed) == ["s", "s*", "s*"]
+
+
+def test_handle_that_is_kept_no_more_is_closed_and_those_with_writers_count_apart(
+    cluster: Cluster, closed: list[str]
+) -> None:
+    options = connection_options()
+    written = cluster.create(name="written").config.stream_id
+    sessions.segment_writer(options, "written", written, compression=None, entry_bytes=None)
+    names = [f"s{number}" for number in range(STREAM_HANDLES_MAX + 1)]
+    for name in names:
+        cluster.create(name=name)
+    closed.clear()
+    for name in names:
+        sessions.fresh_stream(options, name)
+    assert closed == names[:1]

@@ -166,6 +166,19 @@ def test_open_ledger_is_refreshed_and_a_closed_one_is_not(clock: Clock) -> None:
     assert ledger.refreshes == before
 
 
+def test_closed_ledger_is_looked_for_now_and_then_and_not_at_each_trigger(clock: Clock) -> None:
+    ledger = Ledger(1)
+    reader = source(ledger, clock)
+    assert drain(reader, offset(0)) == [1]
+    ledger.is_closed, looked = True, []
+    for _ in range(8):
+        clock.now += LEDGER_LOOKED_S / 4
+        before = ledger.refreshes
+        assert drain(reader, offset(1)) == []
+        looked.append(ledger.refreshes - before)
+    assert looked == [0, 0, 0, 1, 0, 0, 0, 1]
+
+
 def test_limited_triggers_go_through_the_whole_ledger(clock: Clock) -> None:
     ledger = Ledger(*[1] * 7)
     assert drain(source(ledger, clock, maxRowsPerTrigger="3"), offset(0)) == [3, 6, 7]

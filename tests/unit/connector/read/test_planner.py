@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -110,3 +111,22 @@ def test_has_rows_counts_from_the_start() -> None:
     assert has_rows(made, Dlsn(0, 2, 1), 8)
     assert not has_rows(made, Dlsn(0, 2, 1), 9)
     assert not has_rows([], Dlsn(2), 1)
+
+
+@pytest.mark.parametrize(
+    ("limits", "entries"),
+    [
+        (TriggerLimits(max_bytes=700), [2, 2, 3]),
+        (TriggerLimits(max_bytes=750), [2, 2, 3]),
+        (TriggerLimits(max_bytes=300), [1, 1, 1]),
+        (TriggerLimits(max_bytes=200), [1, 0, 1]),
+        (TriggerLimits(max_bytes=1), [1, 0, 0]),
+        (TriggerLimits(max_rows=4, max_bytes=700), [1, 1, 2]),
+        (TriggerLimits(max_rows=18, max_bytes=400), [1, 1, 2]),
+        (TriggerLimits(max_bytes=5000), [6, 6, 6]),
+    ],
+)
+def test_limit_in_bytes_is_shared_as_one_in_rows(limits: TriggerLimits, entries: list[int]) -> None:
+    made = [[segment(0, (1,) * 6, entry_bytes=100)] for _ in range(3)]
+    ends = shared_ends([backlog(one, Dlsn(0)) for one in made], limits)
+    assert [rows_to(one, end) for one, end in zip(made, ends, strict=True)] == entries

@@ -13,7 +13,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from connector import retry, sessions
 from connector.options import WriteOptions, write_options
-from connector.write import routed
+from connector.write import routed, routed_task
 from connector.write.routed import RoutedBatchWriter, RoutedStreamWriter
 from spark_ledger.errors import (
     ConfigurationError,
@@ -325,3 +325,62 @@ def test_options_and_columns_of_routes_that_do_not_fit_are_refused() -> None:
 def test_continuous_trigger_is_named(cluster: Cluster) -> None:
     with pytest.raises(ConfigurationError, match="continuous trigger"):
         RoutedStreamWriter(options(), ROUTED, overwrite=False).commit([None], 0)
+
+
+def test_each_stream_of_a_task_is_written_as_the_options_say(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[str, object, object]] = []
+    writer = sessions.segment_writer
+
+    def segment_writer(connection: Any, name: str, stream_id: str, **how: Any) -> SegmentWriter:
+        made.append((name, how["compression"], how["entry_bytes"]))
+        return writer(connection, name, stream_id, **how)
+
+    monkeypatch.setattr(sessions, "segment_writer", segment_writer)
+    rows: Rows = [("x", 1), ("y", 2), ("x", 3)]
+    micro_batch(monkeypatch, 0, rows, compression="zstd", entryBytes="65536")
+    assert made == [("x", "zstd", 65536), ("y", "zstd", 65536)]
+
+
+@pytest.mark.parametrize("streams", [2, 3])
+def test_task_writes_to_as_many_streams_as_a_commit_takes(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, streams: int
+) -> None:
+    monkeypatch.setattr(routed_task, "STREAMS_PER_COMMIT_MAX", 2)
+    rows: Rows = [(f"s{number}", number) for number in range(streams)]
+    if streams > 2:
+        with pytest.raises(ConfigurationError, match="more than 2 streams"):
+            micro_batch(monkeypatch, 0, rows)
+        assert "s2" not in cluster.outside.list_streams(), "none is made in vain"
+    else:
+        micro_batch(monkeypatch, 0, rows)
+        assert cluster.rows("s1") == [1]
+
+
+def test_every_writer_of_a_task_that_failed_forgets_its_rows(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are kept for the next task of this process, which would write them once more."""
+    for error in (NotEnoughBookiesError("too few"), KeyboardInterrupt()):
+        abandoned: list[str] = []
+        given_up = SegmentWriter.abandon
+
+        def abandon(
+            self: SegmentWriter, abandoned: list[str] = abandoned, given_up: Any = given_up
+        ) -> None:
+            abandoned.append(self._writer._schemas.config.name)
+            given_up(self)
+
+        def rows(error: BaseException = error) -> Iterator[pa.RecordBatch]:
+            yield from batches([("x", 1), ("y", 2)])
+            raise error
+
+        with monkeypatch.context() as patched:
+            patched.setattr(SegmentWriter, "abandon", abandon)
+            patched.setattr("connector.retry.RETRY_PAUSES_S", (1e9,))
+            patched.setattr(routed, "TaskContext", Task())
+            writer = RoutedStreamWriter(options(), ROUTED, overwrite=False)
+            with pytest.raises(type(error)):
+                copied(writer).write(rows())
+        assert sorted(abandoned) == ["x", "y"]

@@ -11,6 +11,7 @@ import pytest
 
 from spark_ledger.client.blocking import LedgerConnection
 from spark_ledger.client.blocking_writer import BlockingWriter
+from spark_ledger.client.counters import ClientCounters
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.portal import BlockingPortal
 from spark_ledger.client.writer import LedgerWriter
@@ -110,6 +111,17 @@ def test_inbox_is_bounded_while_the_loop_is_busy(
     assert writer.waited_for_room
 
 
+@pytest.mark.parametrize("appended", [1, 3])
+def test_writer_that_has_no_room_is_waited_for(
+    writer: Writer, blocking: BlockingWriter, appended: int
+) -> None:
+    """The inbox is empty all the time: what is in flight counts as well."""
+    writer.has_room = False
+    for number in range(appended):
+        assert blocking.append_async(b"x").result(10) == number + 1
+    assert writer.waited_for_room == appended
+
+
 @pytest.mark.parametrize("is_sent_for", [False, True])
 def test_append_behind_one_that_was_interrupted_is_delivered(
     writer: Writer, blocking: BlockingWriter, monkeypatch: pytest.MonkeyPatch, is_sent_for: bool
@@ -194,6 +206,22 @@ def test_closed_connection_refuses_every_call_in_one_sentence() -> None:
     connection.close()
     with pytest.raises(LedgerClosedError, match="connect again"):
         connection.list_ledgers()
+
+
+def test_counters_of_a_connection_are_those_of_the_moment() -> None:
+    """Whoever takes the difference of two looks holds the first one."""
+
+    class Client:
+        counters = ClientCounters()
+
+        async def close(self) -> None:
+            pass
+
+    connection = LedgerConnection(BlockingPortal.get(), cast(LedgerClient, Client()))
+    before = connection.counters
+    Client.counters.read_requests += 1
+    assert (before.read_requests, connection.counters.read_requests) == (0, 1)
+    connection.close()
 
 
 class LooksAtItsLock(BlockingWriter):

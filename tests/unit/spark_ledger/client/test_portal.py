@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import gc
 import os
 import signal
@@ -18,7 +19,7 @@ import pytest
 from spark_ledger.client import portal as portal_module
 from spark_ledger.client.blocking_writer import BlockingWriter
 from spark_ledger.client.portal import BlockingPortal
-from spark_ledger.errors import LedgerClosedError
+from spark_ledger.errors import ConfigurationError, LedgerClosedError
 from tests.style.sources import ROOT
 from tests.unit.spark_ledger.client.world import World
 
@@ -107,6 +108,63 @@ def test_control_c_at_any_line_of_an_iteration_leaves_no_coroutine_behind() -> N
             break
     gc.unfreeze()
     assert len(interrupted_at) > 5
+
+
+def test_iteration_that_is_left_has_closed_its_iterator() -> None:
+    """Not when Python gets round to it: a read that is left holds nothing at a bookie."""
+    closed = threading.Event()
+
+    async def endless() -> AsyncIterator[int]:
+        try:
+            while True:
+                yield 1
+        finally:
+            await asyncio.sleep(0)
+            closed.set()
+
+    iterator = endless()
+    items = BlockingPortal.get().iterate(iterator)
+    assert next(items) == 1
+    items.close()  # type: ignore[attr-defined]
+    assert closed.is_set()
+
+
+def test_iteration_whose_work_is_cancelled_ends() -> None:
+    """As by the close of a connection in another thread: nobody waits for what does not come."""
+
+    async def cancelled() -> AsyncIterator[int]:
+        yield 1
+        raise asyncio.CancelledError
+
+    items = BlockingPortal.get().iterate(cancelled())
+    assert next(items) == 1
+    outcome: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            next(items)
+        except BaseException as error:  # noqa: BLE001 - looked at below
+            outcome.append(error)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(10)
+    assert [type(error) for error in outcome] == [concurrent.futures.CancelledError]
+
+
+def test_iteration_on_the_thread_of_the_client_is_refused() -> None:
+    """As in the callback of a future: it would wait for itself."""
+
+    async def numbers() -> AsyncIterator[int]:
+        yield 1
+
+    portal = BlockingPortal.get()
+
+    async def ask() -> None:
+        next(portal.iterate(numbers()))
+
+    with pytest.raises(ConfigurationError, match="must not wait"):
+        asyncio.run_coroutine_threadsafe(ask(), portal.loop).result(10)
 
 
 def test_exit_handler_that_runs_after_the_portal_has_stopped_is_told() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.reader import LedgerReader
 from spark_ledger.errors import ReadBeyondConfirmedError
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
-from spark_ledger.types import EntryId, Fragment, LedgerMetadata, Versioned
+from spark_ledger.transport.base import ReadChunk
+from spark_ledger.types import BookieId, EntryId, Fragment, LedgerMetadata, Versioned
+from tests.unit.spark_ledger.client.test_lying_bookies import damaged
 from tests.unit.spark_ledger.client.world import World, run_virtually
 
 
@@ -294,9 +297,27 @@ def test_read_that_learns_of_a_younger_fragment_goes_on_where_it_was() -> None:
     run_virtually(test, bookies=6)
 
 
+def damage(client: LedgerClient, bookies: set[BookieId]) -> None:
+    """What these bookies bring does not fit its digest."""
+    honest = client.context.transport.read
+
+    async def read(
+        bookie_id: BookieId, *args: Any, **named: Any
+    ) -> AsyncGenerator[ReadChunk, None]:
+        async for chunk in honest(bookie_id, *args, **named):
+            for told in damaged(chunk) if bookie_id in bookies else [chunk]:
+                yield told
+
+    client.context.transport.read = read  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
 @pytest.mark.parametrize("size", [1, 3])
-def test_reader_asks_those_whom_repair_has_named_since_it_was_opened(size: int) -> None:
-    """Repair changes who is in a fragment, and adds none."""
+def test_reader_asks_those_whom_repair_has_named_since_it_was_opened(
+    size: int, is_damaged: bool
+) -> None:
+    """Repair changes who is in a fragment, and adds none. Those before are gone, or their copies
+    are damaged."""
 
     async def test(world: World) -> None:
         client, repair = await world.client(), await world.client()
@@ -308,7 +329,10 @@ def test_reader_asks_those_whom_repair_has_named_since_it_was_opened(size: int) 
         new = [bookie_id for bookie_id in world.bookies if bookie_id not in old][:size]
         for gone, copy in zip(old, new, strict=True):
             world.bookies[copy].ledgers.update(world.bookies[gone].ledgers)
-            world.kill(gone)
+            if not is_damaged:
+                world.kill(gone)
+        if is_damaged:
+            damage(client, set(old))
         stored = await repair.context.ledgers.read(writer.ledger_id)
         changed = stored.value.with_changes(fragments=(Fragment(EntryId(0), tuple(new)),))
         await repair.context.ledgers.compare_and_set(changed, stored.version)

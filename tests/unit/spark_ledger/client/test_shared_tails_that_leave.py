@@ -156,3 +156,37 @@ def test_last_tail_that_leaves_ends_what_was_asked_and_kept() -> None:
         assert "tails" not in [each.name for each in cache_sizes()]
 
     run(test)
+
+
+@pytest.mark.parametrize("tails", [1, 3])
+def test_tail_that_is_given_entries_is_not_idle_whoever_has_read_them(tails: int) -> None:
+    """It ends after a second without an entry, and not a second after it began."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await client.create_ledger()
+        readers = [await client.open_ledger(writer.ledger_id) for _ in range(tails)]
+        following = [Following(each, start=0, idle_timeout=1.0) for each in readers]
+        for number in range(6):
+            await asyncio.sleep(0.7)
+            await writer.append(b"%d" % number)
+        await asyncio.sleep(0.7)
+        for each in following:
+            await each.has(6)
+        await end(writer, following, [b"%d" % number for number in range(6)])
+
+    run(test)
+
+
+def test_entries_that_are_shared_are_counted_and_not_their_batches() -> None:
+    async def test(world: World) -> None:
+        client, writer, following = await begun(world, tails=3)
+        Asked(client)  # its chunks have three entries
+        counted = client.counters.entries_shared
+        await writer.append_many([b"1", b"2", b"3", b"4"])
+        for each in following:
+            await each.has(5)
+        assert client.counters.entries_shared - counted == 3 * 4
+        await end(writer, following, [b"0", b"1", b"2", b"3", b"4"])
+
+    run(test)

@@ -6,6 +6,7 @@ import pytest
 
 from spark_ledger.protocol.events import (
     AddFailed,
+    BookiesChosen,
     CloseAppender,
     Command,
     OpenAppender,
@@ -194,3 +195,29 @@ def test_bookie_ids_are_compared_not_indexes() -> None:
     replication.push(10, 0.0)
     assert replication.acknowledge(0, BookieId("x"), 10, 0.0)
     assert replication.confirmed_end() == 10
+
+
+@pytest.mark.parametrize(
+    ("has_worked", "status", "looked_for"),
+    [
+        (True, BookieStatus.IO_ERROR, (0, 1)),
+        (False, BookieStatus.TIMEOUT, (0, 1)),
+        (False, BookieStatus.IO_ERROR, (1,)),
+    ],
+)
+def test_failure_that_stops_the_ledger_looks_again_for_all_that_may_come_back_early(
+    has_worked: bool, status: BookieStatus, looked_for: tuple[int, ...]
+) -> None:
+    """Nobody was found for the first, and so it waits its turn; with the second the ledger stands
+    still, and would for all of that time (rule P10)."""
+    replication = make()
+    replication.push(0, 0.0)
+    if has_worked:
+        replication.acknowledge(0, B0, 0, 0.5)
+    assert replication.fail(AddFailed(0, B0, status), 1.0, 10.0)
+    replication.choose(1.0)
+    replication.chosen(BookiesChosen({}, frozenset()), 1.0, 10.0)
+    assert replication.failed_due(2.0) == () and replication.can_confirm()
+    assert replication.fail(down(1, B1), 2.0, 10.0)
+    assert not replication.can_confirm()
+    assert replication.failed_due(2.0) == looked_for

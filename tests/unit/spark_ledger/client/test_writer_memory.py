@@ -1,0 +1,79 @@
+"""What a writer keeps of entries, what it counts, and what it says once it was taken over."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from spark_ledger.client.writer import LedgerWriter
+from spark_ledger.errors import FencedError, NotEnoughBookiesError
+from tests.unit.spark_ledger.client.world import World
+from tests.unit.spark_ledger.client.world import run_virtually as run
+
+
+def kept(writer: LedgerWriter) -> int:
+    """The frames that are kept."""
+    frames = writer._frames
+    assert len(frames._parts) == 2 * len(frames._sizes)
+    return len(frames._sizes)
+
+
+@pytest.mark.parametrize("appended_at_once", [1, 10])
+def test_writer_of_years_keeps_no_frame_that_every_bookie_holds(appended_at_once: int) -> None:
+    async def test(world: World) -> None:
+        writer = await (await world.client()).create_ledger()
+        most = 0
+        for _ in range(20):
+            await asyncio.gather(*[writer.append(b"x") for _ in range(appended_at_once)])
+            await asyncio.sleep(0.1)
+            most = max(most, kept(writer))
+        assert most <= 2 * appended_at_once
+        assert kept(writer) == 0
+        await writer.close()
+
+    run(test)
+
+
+def test_ensemble_change_is_not_counted_when_nobody_was_found() -> None:
+    """An operator looks at this number for bookies that fail: a choice of nobody changes nothing,
+    however often it is repeated."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await client.create_ledger()
+        await writer.append(b"x")
+        world.kill("b0")
+        await writer.append(b"x")
+        await asyncio.sleep(2)
+        assert client.counters.ensemble_changes == 0
+        world.kill("b1")
+        with pytest.raises(NotEnoughBookiesError):
+            await writer.append(b"x")
+        assert client.counters.ensemble_changes == 0
+        await writer.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize("is_closed_first", [False, True])
+def test_writer_that_was_taken_over_says_so_whatever_is_asked_of_it(is_closed_first: bool) -> None:
+    """Not that it is closed: whoever lost a ledger to another client has to know. And it is none
+    that was left open, which somebody would recover once more."""
+
+    async def test(world: World) -> None:
+        client, other = await world.client(), await world.client()
+        writer = await client.create_ledger()
+        await writer.append(b"x")
+        await other.open_ledger(writer.ledger_id, recover=True)
+        with pytest.raises(FencedError):
+            await writer.append(b"y")
+        if is_closed_first:
+            await writer.close()
+        for ask in (writer.append, writer.append_nowait):
+            with pytest.raises(FencedError):
+                await ask(b"z")
+        await writer.close()
+        assert not writer.is_left_open
+
+    run(test)
