@@ -8,6 +8,7 @@ import pytest
 
 from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.errors import FencedError, NotEnoughBookiesError
+from spark_ledger.types import BookieId, BookieStatus
 from tests.unit.spark_ledger.client.world import World
 from tests.unit.spark_ledger.client.world import run_virtually as run
 
@@ -30,6 +31,31 @@ def test_writer_of_years_keeps_no_frame_that_every_bookie_holds(appended_at_once
             most = max(most, kept(writer))
         assert most <= 2 * appended_at_once
         assert kept(writer) == 0
+        await writer.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize("busy_entry", [1, 7])
+def test_bookie_that_was_busy_gets_what_the_others_have_confirmed_meanwhile(
+    busy_entry: int,
+) -> None:
+    """Confirmed is no reason to give frames up: it is asked to take them after its pause."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await client.create_ledger()
+        busy = world.bookies[BookieId("b0")]
+        for number in range(8):
+            if number == busy_entry:
+                busy.refuse_next = (BookieStatus.TOO_MANY_REQUESTS, "it has much to do")
+            await writer.append(b"%d" % number)
+        assert writer.last_add_confirmed == 7, "two of three have them"
+        held = busy.ledgers[writer.ledger_id].entries
+        assert busy_entry not in held
+        await asyncio.sleep(5)
+        assert sorted(held) == list(range(8)) and kept(writer) == 0
+        assert client.counters.ensemble_changes == 0
         await writer.close()
 
     run(test)
