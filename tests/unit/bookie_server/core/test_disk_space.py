@@ -54,6 +54,17 @@ def test_refused_operation_counts_whatever_the_disk_says() -> None:
     assert next_state(state, "/d", Space(10_000, 9000), MARKS, "").reason == ""
 
 
+@pytest.mark.parametrize("free", [501, 700, 999])
+def test_refusal_that_is_over_leaves_a_disk_between_the_marks_as_it_was(free: int) -> None:
+    """Only who was above the high mark has to come below the low one."""
+    space = Space(10_000, free)
+    refused = next_state(UNKNOWN, "/d", space, MARKS, "quota exceeded")
+    assert refused.reason and not refused.above_marks
+    assert next_state(refused, "/d", space, MARKS, "").reason == ""
+    above = next_state(FULL, "/d", space, MARKS, "quota exceeded")
+    assert next_state(above, "/d", space, MARKS, "").above_marks
+
+
 def test_reason_names_the_directory_and_what_is_free() -> None:
     state = next_state(UNKNOWN, "/d", Space(10_000, 40), MARKS, "quota exceeded")
     assert state.reason == "disk full: /d is 99.6 % full, 40 bytes are free"
