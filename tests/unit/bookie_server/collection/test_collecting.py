@@ -448,3 +448,28 @@ def test_mark_that_arrived_before_a_crash_is_not_that_of_later_ledgers() -> None
                 await each.check()
 
     run_in_virtual_time(main())
+
+
+def test_report_has_the_figures_of_the_pass_and_sums_since_the_start() -> None:
+    async def main() -> None:
+        world = World()
+        await world.make(1, 2, 3, 4)
+        collector = world.collector()
+        for number, deleted in enumerate((1, 2), start=1):
+            await world.delete(deleted)
+            report = await collector.run_pass()
+            assert (report.held, report.candidates, report.deleted) == (5 - number, 1, 1)
+            assert (report.freed_bytes, report.freed_bytes_total) == (BYTES, number * BYTES)
+            assert (report.deleted_total, report.passes_total) == (number, number)
+            stats = collector.stats()
+            assert (stats.deleted, stats.freed_bytes) == (number, number * BYTES)
+            assert (stats.passes, stats.aborted, stats.reason) == (number, 0, "")
+        world.why_not = "a disk stands still"
+        for number in (1, 2):
+            report = await collector.run_pass()
+            assert (report.aborted, report.deleted) == ("a disk stands still", 0)
+            stats = collector.stats()
+            assert (stats.passes, stats.aborted, stats.cause) == (2 + number, number, Cause.DISK)
+            assert (stats.deleted, stats.reason) == (2, "a disk stands still")
+
+    run_in_virtual_time(main())
