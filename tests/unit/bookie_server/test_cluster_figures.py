@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from itertools import count
-from typing import cast
+from typing import TypeVar, cast
 
 import msgspec
 
@@ -19,8 +19,10 @@ from tests.unit.bookie_server.service.test_exposition import shown, storage_stat
 
 _NUMBERS = count(100)
 
+S = TypeVar("S", bound=msgspec.Struct)
 
-def numbered(kind: type[msgspec.Struct], **given: object) -> msgspec.Struct:
+
+def numbered(kind: type[S], **given: object) -> S:
     """A struct whose numbers are all others."""
     made = {
         field.name: next(_NUMBERS)
@@ -80,12 +82,6 @@ def test_each_figure_of_keeper_and_repair_comes_from_its_own_node() -> None:
     looked = numbered(repair.AuditState, gone_s={"a": 1.0, "b": 2.0}, stopped="too many")
     counts, check = numbered(repair.RepairCounts), numbered(repair.CheckState)
     copied = numbered(repair.RepairDone)
-    assert isinstance(state, keeper.KeeperState) and isinstance(found, keeper.Found)
-    assert isinstance(done, keeper.Done) and isinstance(last, keeper.Unlisted)
-    assert isinstance(audit, keeper.AuditState) and isinstance(swept, keeper.SweptNode)
-    assert isinstance(packed, keeper.PackedNode) and isinstance(looked, repair.AuditState)
-    assert isinstance(counts, repair.RepairCounts) and isinstance(check, repair.CheckState)
-    assert isinstance(copied, repair.RepairDone)
     nodes: dict[str, msgspec.Struct] = {
         keeper.ELECTED_PATH: keeper.Elected(host="here", pid=1),
         keeper.STATE_PATH: state,

@@ -161,7 +161,11 @@ def test_process_that_is_kept_has_its_new_id_and_why_it_ended_in_the_state_file(
         known = detached.status(made.directory).zookeeper
         assert known is not None and known.running
         os.kill(known.pid, signal.SIGKILL)
-        until(lambda pid=known.pid: json.loads(path.read_bytes())["zookeeper"]["pid"] != pid)
+
+        def is_another(pid: int = known.pid) -> bool:
+            return bool(json.loads(path.read_bytes())["zookeeper"]["pid"] != pid)
+
+        until(is_another)
         now = detached.status(made.directory)
         assert now.zookeeper is not None and now.zookeeper.running
         assert now.zookeeper.note == f"somebody has killed it (it has ended {times} times)"

@@ -162,6 +162,7 @@ def test_rate_that_is_written_down_is_of_the_time_since_the_last_one() -> None:
             await cared.worker._count()
             done = await read_node(client.store, RepairDone, DONE_PATH)
             assert done is not None and done.value.bytes_per_s == rate
+        assert done is not None
         assert (done.value.copied_bytes, done.value.source_waited_ms) == (750, 4500)
 
     run_virtually(test)
