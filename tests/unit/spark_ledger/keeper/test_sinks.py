@@ -64,6 +64,26 @@ def test_record_of_a_sink_that_is_gone_for_long_is_removed_by_the_keeper(
     run(test)
 
 
+def test_records_that_stay_keep_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In whichever order they are listed."""
+    days = Days(monkeypatch)
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        stream = await new_stream(client)
+        for gone in ("a", "c", "e"):
+            await commit(stream, gone, 1)
+        days.now = 10
+        for alive in ("b", "d", "f"):
+            await commit(stream, alive, 1)
+        await client.store.create("keeper/epoch", b"x")
+        elected = Check("keeper/epoch", 0)
+        assert await forget_sinks(client.store, stream, elected, older_than_s=5 * DAY_S) == 3
+        assert await sinks(world) == {"b", "d", "f"}
+
+    run(test)
+
+
 def test_sink_of_a_stream_that_stands_still_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     days = Days(monkeypatch)
 

@@ -1,0 +1,119 @@
+"""What keepers have done is summed up over all of them, and what was wrong is told while it is."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from spark_ledger.keeper import streams
+from spark_ledger.keeper.keeper import Keeper
+from spark_ledger.keeper.nodes import (
+    STATE_PATH,
+    Done,
+    Found,
+    KeeperState,
+    ask_for_audit,
+    read_audit,
+    read_state,
+)
+from spark_ledger.metadata.json_nodes import encode_node
+from spark_ledger.stream.model import Retention
+from tests.unit.spark_ledger.client.world import World, run
+from tests.unit.spark_ledger.keeper.test_audit import AUDIT_S, elected, left, stream_of_three
+from tests.unit.spark_ledger.keeper.world import Clock, keeper, new_stream, passes, task
+
+YEAR_MS = 365 * 24 * 3600 * 1000
+
+
+async def state_of(cared: Keeper) -> KeeperState:
+    found = await read_state(cared._store)
+    assert found is not None
+    return found.value
+
+
+def test_next_keeper_adds_to_what_the_ones_before_have_done() -> None:
+    before = KeeperState(
+        host="other",
+        pid=7,
+        passes=100,
+        worked_s=5_000.0,
+        done=Done(recovered=11, deleted=22, reclaimed=33, streams_finished=44),
+        found=Found(open=9, failing=9),
+        last_error="of the one before",
+    )
+
+    async def test(world: World) -> None:
+        client, clock = await world.client(), Clock()
+        await client.store.create("keeper", b"")
+        await client.store.create(STATE_PATH, encode_node(before))
+        await new_stream(client)
+        await task(world, 1)  # unnamed, and its writer is gone
+        cared = await keeper(world, clock, owner_grace_s=0.0, unnamed_grace_s=50.0)
+        assert await cared.elect()
+        await passes(cared, clock, 100)
+        await cared._save()
+        state = await state_of(cared)
+        assert state.done == Done(recovered=11, deleted=23, reclaimed=33, streams_finished=44)
+        assert (state.passes, state.worked_s, state.last_error) == (101, 5_100.0, "")
+        assert state.found == Found() and state.pid != 7
+
+    run(test)
+
+
+def test_audits_are_counted_each_and_together() -> None:
+    async def test(world: World) -> None:
+        await stream_of_three(world)
+        clock = Clock()
+        cared = await elected(world, clock, audit_s=0.0)
+        for number in (1, 2):
+            await left(world, 90 + number)
+            for _ in range(2):  # the first one notes it
+                await ask_for_audit(cared._store)
+                await passes(cared, clock, AUDIT_S)
+            found = await read_audit(cared._store)
+            assert found is not None and not found.value.is_asked
+            assert (found.value.last.ledgers, found.value.last.deleted) == (1, 1)
+            assert found.value.deleted == number == cared._audit.deleted == cared.done["audited"]
+            assert found.value.begun_s is None and found.value.next_page == 0
+            worked_s = clock.now - 1000.0
+            assert worked_s - AUDIT_S < found.value.ended_s <= worked_s
+        await passes(cared, clock, 2 * AUDIT_S)
+        again = await read_audit(cared._store)
+        assert again == found, "none begins that nobody asks for"
+
+    run(test)
+
+
+def test_clock_that_jumps_is_told_once_and_again_when_it_jumps_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test(world: World) -> None:
+        clock = Clock()
+        cared = await elected(world, clock, audit_s=0.0)
+        wall_ms, ahead_ms = cared._stream_keeper._wall_ms, [0]
+        cared._stream_keeper._wall_ms = lambda: wall_ms() + ahead_ms[0]
+        for times in (1, 2):
+            for ahead_ms[0] in (0, YEAR_MS):
+                await passes(cared, clock, 600)
+            assert caplog.text.count("it jumped") == times
+
+    with caplog.at_level(logging.WARNING, logger=streams.__name__):
+        run(test)
+
+
+def test_error_of_a_sweep_is_told_until_a_sweep_meets_none() -> None:
+    async def test(world: World) -> None:
+        client, clock = await world.client(), Clock()
+        stream = await new_stream(client)
+        await stream.retention.set_limits(Retention(rows=1))
+        cared = await elected(world, clock, audit_s=0.0)
+        path = "streams/s/config"
+        good = (await client.store.get(path)).value
+        for data, is_told in ((b"{}", True), (b"{}", True), (good, False)):
+            await client.store.put(path, data, (await client.store.get(path)).version)
+            await passes(cared, clock, 60)  # one of them sweeps
+            await cared._save()
+            assert ("stream 's'" in (await state_of(cared)).last_error) is is_told
+
+    run(test)
