@@ -110,6 +110,28 @@ def test_error_of_a_pass_is_told_until_the_next_pass_goes_well() -> None:
     run(test)
 
 
+def test_keeper_whose_state_somebody_else_has_written_goes_on_and_ends_at_once_when_told() -> None:
+    async def test(world: World) -> None:
+        store, stop = (await world.client()).store, asyncio.Event()
+        cared = await keeper(world, Clock())
+        cared._clock, cared._config = loop_time(), replace(cared._config, pass_s=1.0)
+        running = asyncio.ensure_future(cared.run(stop))
+        for passed in (2, 4, 6):
+            await asyncio.sleep(3.5)
+            state = await read_state(store)
+            assert state is not None and state.value.passes >= passed
+            assert cared.is_elected
+            node = await store.get(STATE_PATH)
+            await store.put(STATE_PATH, node.value, node.version)
+        cared._config = replace(cared._config, pass_s=1000.0)
+        await asyncio.sleep(2.5)
+        stop.set()
+        async with asyncio.timeout(1.0):
+            await running
+
+    run_virtually(test)
+
+
 @pytest.mark.parametrize("node", [CLOCK_PATH, AUDIT_PATH])
 def test_keeper_whose_passes_all_fail_says_why_and_what_it_knows(node: str) -> None:
     """What is known of dead writers goes on to the next keeper, and people see why."""

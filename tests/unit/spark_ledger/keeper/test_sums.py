@@ -17,10 +17,14 @@ from spark_ledger.keeper.nodes import (
     read_audit,
     read_state,
 )
+from spark_ledger.limits.keeper import STREAM_SWEEP_PASSES
 from spark_ledger.metadata.json_nodes import encode_node
+from spark_ledger.metadata.memory import Fault, MemoryMetadataStore
 from spark_ledger.stream.model import Retention
+from spark_ledger.stream.nodes import STREAMS_ROOT
 from tests.unit.spark_ledger.client.world import World, run
 from tests.unit.spark_ledger.keeper.test_audit import AUDIT_S, elected, left, stream_of_three
+from tests.unit.spark_ledger.keeper.test_streams import closed_commits
 from tests.unit.spark_ledger.keeper.world import Clock, keeper, new_stream, passes, task
 
 YEAR_MS = 365 * 24 * 3600 * 1000
@@ -81,6 +85,32 @@ def test_audits_are_counted_each_and_together() -> None:
         await passes(cared, clock, 2 * AUDIT_S)
         again = await read_audit(cared._store)
         assert again == found, "none begins that nobody asks for"
+
+    run(test)
+
+
+def test_ledgers_that_were_given_back_count_once_and_streams_are_swept_now_and_then() -> None:
+    async def test(world: World) -> None:
+        client, clock = await world.client(), Clock()
+        stream = await new_stream(client)
+        await closed_commits(world, stream, 4)
+        await stream.retention.truncate((3,))
+        cared = await elected(world, clock, audit_s=0.0)
+        swept: list[str] = []
+        store = cared._store
+        assert isinstance(store, MemoryMetadataStore)
+
+        def interpose(name: str, path: str) -> Fault:
+            if (name, path) == ("children", STREAMS_ROOT):
+                swept.append(path)
+            return Fault()
+
+        store.interpose = interpose
+        for _ in range(4 * STREAM_SWEEP_PASSES):
+            await passes(cared, clock, 10)
+            await cared._save()
+        assert (await state_of(cared)).done == Done(reclaimed=3)
+        assert len(swept) == 4
 
     run(test)
 

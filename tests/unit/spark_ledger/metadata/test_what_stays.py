@@ -1,0 +1,73 @@
+"""What never goes back, and what is damaged and stands in nobody's way."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from spark_ledger.errors import CorruptionError
+from spark_ledger.metadata.bookies import BookieRegistry
+from spark_ledger.metadata.cluster import CLUSTER_PATH, ensure_cluster, set_placement
+from spark_ledger.metadata.cookies import accept_newer_starts, cookie_path, decode_cookie
+from spark_ledger.metadata.ledger_ids import COUNTER_PATH, LedgerIds, next_counted, raise_counter
+from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
+from spark_ledger.types import BookieId, PlacementPolicy
+
+
+@pytest.mark.parametrize(
+    ("at_least", "expected"), [(0, 50), (49, 50), (50, 50), (51, 51), (9_000, 9_000)]
+)
+def test_counter_of_ids_is_raised_and_never_lowered(at_least: int, expected: int) -> None:
+    """An id that is given twice would name the entries of another ledger."""
+
+    async def test() -> None:
+        store = MemoryMetadataStore(MemoryTree())
+        assert await raise_counter(store, 50) == (1, 50)
+        before = (await store.get(COUNTER_PATH)).version
+        assert await raise_counter(store, at_least) == (50, expected)
+        assert await next_counted(store) == expected
+        written = (await store.get(COUNTER_PATH)).version - before
+        assert written == (expected > 50)
+        assert await LedgerIds(store, random.Random(1)).take() == expected
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("data", [b"{", b"\xff", b"[" * 5_000, b"{}", b'{"cluster_id": 7}'])
+def test_cookie_that_cannot_be_read_is_an_error_that_names_the_bookie(data: bytes) -> None:
+    with pytest.raises(CorruptionError, match="bookie b7"):
+        decode_cookie(BookieId("b7"), data)
+
+    async def test() -> None:
+        store = MemoryMetadataStore(MemoryTree())
+        await store.create("bookies", b"")
+        await store.create("bookies/cookies", b"")
+        await store.create(cookie_path(BookieId("b7")), data)
+        with pytest.raises(CorruptionError, match="bookie b7"):
+            await accept_newer_starts(store)
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("data", [b"{", b'{"format_version":99}', None])
+def test_placement_policy_that_cannot_be_read_stays_as_it_was(data: bytes | None) -> None:
+    """A client that went without it would place copies anywhere."""
+
+    async def test() -> None:
+        store, before = MemoryMetadataStore(MemoryTree()), PlacementPolicy(min_racks=3)
+        registry = BookieRegistry(store)
+        assert await registry.placement(before) == before, "there is no cluster yet"
+        await ensure_cluster(store)
+        wanted = PlacementPolicy(min_racks=2, strict=True)
+        await set_placement(store, wanted)
+        assert await registry.placement(before) == wanted
+        node = await store.get(CLUSTER_PATH)
+        if data is None:
+            await store.delete(CLUSTER_PATH)
+        else:
+            await store.put(CLUSTER_PATH, data, node.version)
+        assert await registry.placement(before) == before
+
+    asyncio.run(test())
