@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from spark_ledger.errors import RecoveryError
 from spark_ledger.keeper import streams
 from spark_ledger.keeper.keeper import Keeper
 from spark_ledger.keeper.nodes import (
@@ -22,6 +23,7 @@ from spark_ledger.metadata.json_nodes import encode_node
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore
 from spark_ledger.stream.model import Retention
 from spark_ledger.stream.nodes import STREAMS_ROOT
+from spark_ledger.types import LedgerId
 from tests.unit.spark_ledger.client.world import World, run
 from tests.unit.spark_ledger.keeper.test_audit import AUDIT_S, elected, left, stream_of_three
 from tests.unit.spark_ledger.keeper.test_streams import closed_commits
@@ -130,6 +132,30 @@ def test_clock_that_jumps_is_told_once_and_again_when_it_jumps_again(
 
     with caplog.at_level(logging.WARNING, logger=streams.__name__):
         run(test)
+
+
+def test_ledger_that_always_fails_is_tried_each_hour_and_told_once_for_each_try(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its bookies may be gone for days: it must not fill a log, nor wait for days behind them."""
+    pauses: list[float] = []
+
+    async def test(world: World) -> None:
+        clock, ledger_id = Clock(), LedgerId(7)
+        cared = await keeper(world, clock)
+        for _ in range(12):
+            for _ in range(2):  # a look within the pause says nothing
+                cared._fail(ledger_id, "is not recovered yet", RecoveryError("too few answer"))
+            failed = cared._failed[ledger_id]
+            pauses.append(failed.pause_s)
+            assert failed.again_at == clock.now + failed.pause_s
+            clock.now = failed.again_at
+        assert cared._last_error == "ledger 7: too few answer"
+
+    with caplog.at_level(logging.WARNING):
+        run(test)
+    assert pauses == [min(10.0 * 2**n, 3600.0) for n in range(12)]
+    assert caplog.text.count("ledger 7 is not recovered yet") == 12
 
 
 def test_error_of_a_sweep_is_told_until_a_sweep_meets_none() -> None:

@@ -65,6 +65,8 @@ def made(tmp_path: Path) -> Iterator[Made]:
     made = Made(tmp_path)
     yield made
     made.processes.stop(graceful=False)
+    if detached._is_locked(tmp_path):  # it was detached by a test that failed
+        os.kill(made.processes.supervisor_pid, signal.SIGTERM)
 
 
 def test_bookies_have_ended_before_the_metadata_store_is_told_to(made: Made) -> None:
