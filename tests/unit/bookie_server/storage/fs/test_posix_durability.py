@@ -10,6 +10,7 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -105,6 +106,17 @@ def test_a_directory_that_cannot_be_synced_is_an_error(
     monkeypatch.setattr(os, "fsync", refuse)
     with pytest.raises(OSError, match=os.strerror(errno.EIO)):
         PosixFileSystem().sync_directory(tmp_path)
+
+
+def test_blocks_that_are_kept_for_root_are_neither_free_nor_a_part_of_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bookie may not use them: counted as free, its water marks would never be reached."""
+    asked = SimpleNamespace(f_blocks=1000, f_bfree=300, f_bavail=250, f_frsize=4096, f_bsize=65536)
+    monkeypatch.setattr(os, "statvfs", {tmp_path: asked}.__getitem__)
+    space = PosixFileSystem().space(tmp_path)
+    assert (space.size_bytes, space.free_bytes) == (950 * 4096, 250 * 4096)
+    assert space.used_share == pytest.approx(700 / 950), "as df says"
 
 
 def test_preallocated_blocks_belong_to_the_file(tmp_path: Path) -> None:
