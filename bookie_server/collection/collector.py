@@ -273,7 +273,10 @@ class LedgerCollector:
         if found is None or found.value.token == self._handled:
             return None
         if not self._handled:  # of a process before this one, perhaps
-            node = await read_collection(self._store, self._bookie_id)
+            try:
+                node = await read_collection(self._store, self._bookie_id)
+            except CorruptionError:  # the order may be the one that mends it
+                return found.value
             report = node.value.report if node is not None else None
             if report is not None and report.order == found.value.token:
                 self._handled = report.order

@@ -30,7 +30,7 @@ from spark_ledger.metadata.collection import (
     collection_path,
     read_collection,
 )
-from spark_ledger.metadata.json_nodes import encode_node
+from spark_ledger.metadata.json_nodes import encode_node, read_or_renew
 from spark_ledger.types import BookieId, Versioned
 
 MARK_NAME: Final = "collection.json"
@@ -82,7 +82,16 @@ class HistoryMark:
         Raises PassAbortedError if it is not, OSError, and what the metadata store raises.
         """
         noted = await self._read()
-        found = await read_collection(self._store, self._bookie_id)
+        try:
+            found = await read_collection(self._store, self._bookie_id)
+        except CorruptionError as error:
+            raise PassAbortedError(
+                Cause.RESTORED,
+                f"{error}. By it the bookie knows that ZooKeeper was not restored from a backup, "
+                "so nothing is collected. When the metadata are as they shall be, run "
+                f"`ledger bookies collect --bookie {self._bookie_id} --accept-restored`, which "
+                "writes it anew",
+            ) from error
         if history(noted.marks, _mark_in(found)) is History.BROKEN:
             raise PassAbortedError(
                 Cause.RESTORED,
@@ -94,14 +103,16 @@ class HistoryMark:
         return found
 
     async def renew(self, *, accept: bool = False, kept_below: int | None = None) -> None:
-        """Check, and write another mark. ``accept``: whatever history the metadata have.
-        ``kept_below``: from now on; None: as before.
+        """Check, and write another mark. ``accept``: whatever history the metadata have, also if
+        the node of the mark is damaged. ``kept_below``: from now on; None: as before.
 
         Raises as ``check``.
         """
-        found = (
-            await read_collection(self._store, self._bookie_id) if accept else await self.check()
-        )
+        if accept:
+            nothing, path = CollectionNode(mark=""), collection_path(self._bookie_id)
+            found = await read_or_renew(self._store, nothing, path)
+        else:
+            found = await self.check()
         noted = await self._read()
         stored, marks = _mark_in(found), () if accept else noted.marks
         below = noted.kept_below if kept_below is None else kept_below

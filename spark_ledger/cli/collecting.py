@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from spark_ledger.errors import NotFoundError
+from spark_ledger.errors import CorruptionError, NotFoundError
 from spark_ledger.types import BookieId
 
 if TYPE_CHECKING:
@@ -82,7 +82,14 @@ async def _order_one(
     try:
         async with asyncio.timeout(timeout_s):
             while True:
-                found = await read_collection(store, bookie_id)
+                try:
+                    found = await read_collection(store, bookie_id)
+                except CorruptionError as error:
+                    if not one.accept_restored:
+                        raise CorruptionError(
+                            f"{error}; --accept-restored writes it anew"
+                        ) from error
+                    found = None  # the bookie has not written it yet
                 report = found.value.report if found is not None else None
                 if report is not None and report.order == one.token:
                     return report
