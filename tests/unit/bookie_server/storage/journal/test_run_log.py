@@ -102,6 +102,30 @@ def test_batch_of_both_kinds_survives_a_power_cut_before_any_flush() -> None:
     assert again.add(LEDGER, [2], key=b"wrong") is BookieStatus.UNAUTHORIZED
 
 
+def test_no_power_cut_leaves_a_large_run_without_the_key_of_its_ledger() -> None:
+    """A record without a key would refuse the ledger's writer and each recovery, for ever."""
+    files = formatted()
+    disks: list[MemoryFileSystem] = []
+
+    def before(_operation: Operation) -> None:
+        disks.append(lost(files))
+
+    machine = Machine(FaultFileSystem(files, before), CONFIG)
+    disks.clear()
+    answers = machine.start_add(LEDGER, [0], size=LARGE, key=b"key")
+    machine.settle()
+    assert answers == [(OK, "")]
+    disks.append(lost(files))
+    held = 0
+    for disk in disks:
+        again = Machine(disk, CONFIG)
+        if again.held(LEDGER):
+            held += 1
+            assert again.add(LEDGER, [1], key=b"wrong") is BookieStatus.UNAUTHORIZED
+            assert again.add(LEDGER, [1], key=b"key") is OK
+    assert 0 < held < len(disks)
+
+
 def test_flush_leaves_a_run_that_is_not_durable_for_the_next() -> None:
     files = formatted()
     machine = Machine(files, CONFIG)
