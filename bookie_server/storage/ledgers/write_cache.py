@@ -8,7 +8,7 @@ entry, when a client sent it again; an entry never changes, so any of them will 
 from __future__ import annotations
 
 import threading
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from itertools import chain, pairwise
 from typing import Any, Final, NamedTuple
@@ -40,15 +40,26 @@ class CachedRun(NamedTuple):
 
 
 class LedgerRuns:
-    """Runs of one ledger: ``ordered`` ascending and disjoint, ``overlapping`` the few others."""
+    """Runs of one ledger: ``ordered`` ascending and disjoint, ``overlapping`` the few others, by
+    their first entries."""
 
-    __slots__ = ("_firsts", "_last", "ordered", "overlapping")
+    __slots__ = (
+        "_firsts",
+        "_last",
+        "_overlapping_firsts",
+        "_overlapping_span",
+        "ordered",
+        "overlapping",
+    )
 
     def __init__(self) -> None:
         self.ordered: list[CachedRun] = []
         self.overlapping: list[CachedRun] = []
         self._firsts: list[EntryId] = []
         self._last = -1
+        self._overlapping_firsts: list[EntryId] = []
+        self._overlapping_span = 0
+        """From the first to the last entry of the longest of them."""
 
     def add(self, cached: CachedRun) -> None:
         """Keep a run: among the ordered ones if it shares no entry and no gap with another."""
@@ -67,7 +78,10 @@ class LedgerRuns:
             self.ordered.insert(number, cached)
             self._firsts.insert(number, run.first_entry)
         else:
-            self.overlapping.append(cached)
+            number = bisect_right(self._overlapping_firsts, run.first_entry)
+            self.overlapping.insert(number, cached)
+            self._overlapping_firsts.insert(number, run.first_entry)
+            self._overlapping_span = max(self._overlapping_span, last - run.first_entry)
 
     def all(self) -> Iterator[CachedRun]:
         """All runs, in no order."""
@@ -78,7 +92,10 @@ class LedgerRuns:
         number = bisect_right(self._firsts, entry_id) - 1
         if number >= 0 and holds(self.ordered[number].run, entry_id):
             return self.ordered[number].run
-        for cached in self.overlapping:
+        # A client that sends all entries again has as many of these: no look at each of them.
+        firsts = self._overlapping_firsts
+        begin = bisect_left(firsts, entry_id - self._overlapping_span)
+        for cached in self.overlapping[begin : bisect_right(firsts, entry_id)]:
             if holds(cached.run, entry_id):
                 return cached.run
         return None

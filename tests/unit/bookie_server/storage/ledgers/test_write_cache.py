@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bookie_server.storage.blocks import encode_run
+from bookie_server.storage.ledgers import write_cache
+from bookie_server.storage.ledgers.slicing import holds
 from bookie_server.storage.ledgers.write_cache import CachedRun, LedgerRuns, WriteCache
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import NO_ENTRY, EntryId, LedgerId
@@ -89,4 +91,27 @@ def test_only_overlapping_or_interleaved_runs_are_kept_apart() -> None:
     for ids in ([11, 12], [17, 18], [23, 24], [9, 10], [0, 30]):
         runs.add(cached(1, ids))
     assert [one.run.first_entry for one in runs.ordered] == firsts
-    assert [one.run.first_entry for one in runs.overlapping] == [11, 17, 23, 9, 0]
+    assert [one.run.first_entry for one in runs.overlapping] == [0, 9, 11, 17, 23]
+
+
+def test_entries_that_all_came_again_are_found_without_a_look_at_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A client that repeats itself, or attacks, must not cost the more the longer it goes on."""
+    runs, looks = LedgerRuns(), 0
+    runs.add(cached(1, [0, 2000]))
+    for entry in range(1, 1000):
+        runs.add(cached(1, [entry, entry + 1]))
+    assert len(runs.overlapping) == 999
+
+    def counted(run: EntryRun, entry_id: EntryId) -> bool:
+        nonlocal looks
+        looks += 1
+        return holds(run, entry_id)
+
+    monkeypatch.setattr(write_cache, "holds", counted)
+    for entry in (1, 500, 1000):
+        found = runs.find(EntryId(entry))
+        assert found is not None and entry in found.ids()
+    assert runs.find(EntryId(1001)) is None
+    assert looks <= 4 * 3
