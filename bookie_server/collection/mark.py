@@ -88,19 +88,21 @@ class HistoryMark:
             raise PassAbortedError(
                 Cause.RESTORED,
                 f"{error}. By it the bookie knows that ZooKeeper was not restored from a backup, "
-                "so nothing is collected. When the metadata are as they shall be, run "
-                f"`ledger bookies collect --bookie {self._bookie_id} --accept-restored`, which "
-                "writes it anew",
+                f"so nothing is collected. {self._way_out}, which writes it anew",
             ) from error
         if history(noted.marks, _mark_in(found)) is History.BROKEN:
             raise PassAbortedError(
                 Cause.RESTORED,
                 "ZooKeeper does not hold the last note of this bookie: it was restored from a "
                 "backup, or is another one. Ledgers that it lacks may be lost there and not "
-                "deleted, so nothing is collected. When the metadata are as they shall be, run "
-                f"`ledger bookies collect --bookie {self._bookie_id} --accept-restored`",
+                f"deleted, so nothing is collected. {self._way_out}",
             )
         return found
+
+    @property
+    def _way_out(self) -> str:
+        command = f"ledger bookies collect --bookie {self._bookie_id} --accept-restored"
+        return f"When the metadata are as they shall be, run `{command}`"
 
     async def renew(self, *, accept: bool = False, kept_below: int | None = None) -> None:
         """Check, and write another mark. ``accept``: whatever history the metadata have, also if

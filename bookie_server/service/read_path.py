@@ -51,9 +51,8 @@ class RangeRead:
             self._bytes_left -= size
             self._next_entry = EntryId(outcome.runs[-1].last_entry + self._stride)
             if self._bytes_left < len(outcome.runs[-1].frames):
-                self._bytes_left = (
-                    0  # the next run is likely to be cut: it comes whole if asked for
-                )
+                # The next run is likely to be cut. Whoever asks on gets it whole.
+                self._bytes_left = 0
             messages.append(encode_read_response(outcome.runs))
         self.status = outcome.status
         if outcome.status is not BookieStatus.OK:

@@ -127,9 +127,9 @@ class Copier:
         )
         if self._access.digest is None:
             return await self._copy_compared(command, lane, sink)
-        following = position - 1
-        while following < position <= lane.last_entry:
-            following = position
+        asked_from = -1
+        while asked_from < position <= lane.last_entry:
+            asked_from = position
             for chunk in await self._answer(command._replace(first=EntryId(position))):
                 good, ended = verify_chunk(
                     self._ledger_id, self._access.digest, command, position, chunk
@@ -181,9 +181,9 @@ class Copier:
                 compared.look(bookie_id, run)
             position = runs[-1].last_entry + stride if runs else int(first)
             if ended is None:
-                if not runs:
-                    return  # it says nothing
-                continue
+                if runs:
+                    continue  # that was a chunk
+                return  # it says nothing
             if ended.status is BookieStatus.NO_SUCH_LEDGER:
                 return  # nor has it another entry
             if not ended.status.is_denial:
@@ -211,7 +211,7 @@ class Copier:
     async def _answer(self, command: ReadEntries) -> list[ReadChunk]:
         """A call of one chunk, from its begin to its end. No call is open while a copy waits, for
         its rate or for its target: the bookie would hold the next chunk for it all the time, and
-        sixteen ledgers that are repaired at once left no room there for other readers."""
+        the ledgers that are repaired at once left no room there for other readers."""
         chunks = self._context.transport.read(
             command.bookie_id,
             self._ledger_id,

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 import pytest
 
 import spark_ledger
+from spark_ledger.cli import inspection
 from spark_ledger.cli.app import main
 from spark_ledger.client.blocking import LedgerConnection
+from spark_ledger.metadata.base import MetadataStore
+from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
 from tests.unit.spark_ledger.cli.fakes import FakeClient
 
 
@@ -37,6 +41,19 @@ def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
     monkeypatch.setattr(LedgerConnection, "connect", connect)
     monkeypatch.setenv("SPARK_LEDGER_METADATA", "zk://from-environment:2181/ledgers")
     return fake
+
+
+@pytest.fixture
+def tree(monkeypatch: pytest.MonkeyPatch) -> MemoryTree:
+    """Of the cluster that commands look at."""
+    tree = MemoryTree()
+
+    @asynccontextmanager
+    async def store(_uri: str) -> AsyncIterator[MetadataStore]:
+        yield MemoryMetadataStore(tree)
+
+    monkeypatch.setattr(inspection, "connected_store", store)
+    return tree
 
 
 @pytest.fixture

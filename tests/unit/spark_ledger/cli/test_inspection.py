@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 
-from spark_ledger.cli import inspection
 from spark_ledger.cli.inspection import cluster_bookies
-from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import COOKIES_PATH, BookieRegistry
 from spark_ledger.metadata.collection import CollectionNode, PassReport, collection_path
 from spark_ledger.metadata.cookies import BookieCookie, encode_cookie
@@ -21,19 +17,6 @@ from spark_ledger.types import BookieId, BookieInfo
 pytestmark = pytest.mark.leaves_open(
     "BookieRegistry._keep", reason="the process of a bookie goes on"
 )
-
-
-@pytest.fixture
-def tree(monkeypatch: pytest.MonkeyPatch) -> MemoryTree:
-    """Of the cluster that is looked at."""
-    tree = MemoryTree()
-
-    @asynccontextmanager
-    async def store(_uri: str) -> AsyncIterator[MetadataStore]:
-        yield MemoryMetadataStore(tree)
-
-    monkeypatch.setattr(inspection, "connected_store", store)
-    return tree
 
 
 def test_bookies_that_run_that_are_down_and_whose_note_is_damaged_are_listed(

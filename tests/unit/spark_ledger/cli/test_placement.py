@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 
-from spark_ledger.cli import inspection
-from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.cluster import ensure_cluster
 from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
 from tests.unit.spark_ledger.cli.conftest import Run
 
 
 @pytest.fixture
-def _tree(monkeypatch: pytest.MonkeyPatch) -> None:
-    tree = MemoryTree()
-
-    @asynccontextmanager
-    async def store(_uri: str) -> AsyncIterator[MetadataStore]:
-        yield MemoryMetadataStore(tree)
-
-    monkeypatch.setattr(inspection, "connected_store", store)
+def _tree(tree: MemoryTree, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_LEDGER_METADATA", "zk://none/x")
     asyncio.run(ensure_cluster(MemoryMetadataStore(tree)))
 
