@@ -33,7 +33,7 @@ from bookie_server.core.transitions import (
     on_fence,
     on_last_confirmed,
 )
-from bookie_server.duplicates import refuse_other_bytes
+from bookie_server.duplicates import compare_with_held
 from bookie_server.first_contact import LedgerKeys, LookUps, resume
 from bookie_server.giving_back import GivingBack
 from bookie_server.reads import entry_page, find_record, read_entries
@@ -414,15 +414,21 @@ class Bookie:
         if no_room is not None:
             add.done(*no_room)
             return
+        is_held: bool | Refusal = False
         if run.first_entry <= accepted.held_up_to:
-            conflict = refuse_other_bytes(self._storage, run, accepted.held_up_to)
-            if conflict is not None:
-                add.done(*conflict)
+            is_held = compare_with_held(self._storage, run, accepted.held_up_to)
+            if isinstance(is_held, Refusal):
+                add.done(*is_held)
                 return
         block = encode_run(run, add.last_add_confirmed)
         self._perform(accepted.steps, _ignored)
-        place = self._storage.place_for(ledger_id, block)
-        self._storage.add(CachedRun(run, add.last_add_confirmed, block, place), accepted.record)
+        # Of what is held the record is enough: once it is durable, all that came before it is.
+        place = None if is_held else self._storage.place_for(ledger_id, block)
+        if is_held:
+            self._storage.set_ledger_record(ledger_id, accepted.record)
+        else:
+            cached = CachedRun(run, add.last_add_confirmed, block, place)
+            self._storage.add(cached, accepted.record)
         self._journal.append(RecordType.RUN, block, add.done, place)
         if accepted.lac_advanced:
             self._watchers.notify(run.ledger_id)

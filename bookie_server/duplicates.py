@@ -15,28 +15,31 @@ from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieStatus, EntryId
 
 
-def refuse_other_bytes(
+def compare_with_held(
     storage: LedgerStorage, run: EntryRun, last_entry: EntryId
-) -> Refusal | None:
-    """Compare what is held of a run; None if no entry of it is held with other bytes.
+) -> bool | Refusal:
+    """Whether each entry of a run is held already; a refusal if one is held with other bytes.
 
     ``last_entry`` is the highest entry that is held of the ledger. What cannot be read cannot be
     compared, and nothing is acknowledged that was not.
     """
     held: dict[EntryId, memoryview] = {}
+    is_whole = True
     for entry_id, frame in run.split():
         if entry_id > last_entry:
-            break
+            return False
         if entry_id not in held:
             try:
                 found = storage.run_with(run.ledger_id, entry_id)
             except (OSError, CorruptionError) as error:
                 return Refusal(BookieStatus.IO_ERROR, str(error))
             held = {} if found is None else dict(found.split())
-        if held.get(entry_id, frame) != frame:
+        if entry_id not in held:
+            is_whole = False
+        elif held[entry_id] != frame:
             return Refusal(
                 BookieStatus.ENTRY_CONFLICT,
                 f"ledger {run.ledger_id} entry {entry_id} is held here with other bytes: its id "
                 "was given to two entries",
             )
-    return None
+    return is_whole

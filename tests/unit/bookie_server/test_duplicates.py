@@ -18,6 +18,7 @@ from tests.unit.bookie_server.storage.support import (
     expected,
     formatted,
     make_run,
+    small_config,
 )
 
 OK, CONFLICT = BookieStatus.OK, BookieStatus.ENTRY_CONFLICT
@@ -51,23 +52,27 @@ def with_other_entry(run: EntryRun, entry_id: int) -> EntryRun:
     return EntryRun(run.ledger_id, run.first_entry, run.entry_ids, run.sizes, b"".join(frames))
 
 
-def in_cache(machine: Machine, _files: MemoryFileSystem) -> Machine:
-    return machine
+Place = Callable[[Machine, MemoryFileSystem], tuple[Machine, MemoryFileSystem]]
 
 
-def in_index(machine: Machine, _files: MemoryFileSystem) -> Machine:
+def in_cache(machine: Machine, files: MemoryFileSystem) -> tuple[Machine, MemoryFileSystem]:
+    return machine, files
+
+
+def in_index(machine: Machine, files: MemoryFileSystem) -> tuple[Machine, MemoryFileSystem]:
     machine.flush()
-    return machine
+    return machine, files
 
 
-def half_flushed(machine: Machine, _files: MemoryFileSystem) -> Machine:
+def half_flushed(machine: Machine, files: MemoryFileSystem) -> tuple[Machine, MemoryFileSystem]:
     machine.flush()
     assert machine.add(7, [20, 21]) is OK
-    return machine
+    return machine, files
 
 
-def replayed(machine: Machine, files: MemoryFileSystem) -> Machine:
-    return Machine(files.crash_clone(None))
+def replayed(_machine: Machine, files: MemoryFileSystem) -> tuple[Machine, MemoryFileSystem]:
+    after = files.crash_clone(None)
+    return Machine(after), after
 
 
 PLACES = pytest.mark.parametrize("place", [in_cache, in_index, half_flushed, replayed])
@@ -88,7 +93,7 @@ SHAPES = pytest.mark.parametrize(
 @SHAPES
 @pytest.mark.parametrize("recovery", [False, True])
 def test_add_of_a_held_entry_with_other_bytes_is_refused_and_changes_nothing(
-    place: Callable[[Machine, MemoryFileSystem], Machine],
+    place: Place,
     files: MemoryFileSystem,
     held: list[list[int]],
     sent: Sequence[int],
@@ -97,7 +102,7 @@ def test_add_of_a_held_entry_with_other_bytes_is_refused_and_changes_nothing(
 ) -> None:
     machine = Machine(files)
     assert all(machine.add(7, ids) is OK for ids in held)
-    machine = place(machine, files)
+    machine, files = place(machine, files)
     before = machine.held(7)
     for entry_id in set(sent) & set(before):
         status, message = send(
@@ -112,18 +117,63 @@ def test_add_of_a_held_entry_with_other_bytes_is_refused_and_changes_nothing(
 @PLACES
 @SHAPES
 def test_add_of_a_held_entry_with_the_same_bytes_is_acknowledged(
-    place: Callable[[Machine, MemoryFileSystem], Machine],
+    place: Place,
     files: MemoryFileSystem,
     held: list[list[int]],
     sent: Sequence[int],
 ) -> None:
     machine = Machine(files)
     assert all(machine.add(7, ids) is OK for ids in held)
-    machine = place(machine, files)
+    machine, files = place(machine, files)
     before = machine.held(7)
     assert send(machine, make_run(7, sent)) == (OK, "")
+    assert Machine(files.crash_clone(None)).held(7) == before | expected(7, sent)
     machine.flush()
     assert machine.held(7) == before | expected(7, sent)
+    assert Machine(files.crash_clone(None)).held(7) == before | expected(7, sent)
+
+
+@PLACES
+def test_run_that_is_held_whole_goes_to_the_journal_and_not_to_the_cache(
+    place: Place, files: MemoryFileSystem
+) -> None:
+    machine = Machine(files)
+    assert machine.add(7, [0, 1]) is OK and machine.add(7, [2, 3], lac=1) is OK
+    machine, files = place(machine, files)
+    before = machine.bookie.stats()
+    assert machine.add(7, [1, 2], lac=2) is OK  # a repetition may know more
+    after = machine.bookie.stats()
+    assert after.ledger_storage.cache_bytes == before.ledger_storage.cache_bytes
+    assert after.journal.records == before.journal.records + 1
+    assert machine.lac(7) == 2 and Machine(files.crash_clone(None)).lac(7) == 2
+
+
+def test_run_that_is_held_and_not_durable_yet_is_acknowledged_with_it(
+    files: MemoryFileSystem,
+) -> None:
+    machine = Machine(files)
+    first, again = machine.start_add(7, [0, 1]), machine.start_add(7, [0, 1])
+    assert not first and not again
+    machine.settle()
+    assert [status for status, _ in first + again] == [OK, OK]
+
+
+@pytest.mark.parametrize("size", [40, 4000], ids=["small part", "large part"])
+@pytest.mark.parametrize("flushes", [False, True])
+def test_part_of_a_large_run_that_is_not_durable_yet_outlives_a_power_cut(
+    files: MemoryFileSystem, size: int, *, flushes: bool
+) -> None:
+    config = small_config(write_once_bytes=100)
+    machine = Machine(files, config)
+    machine.start_add(7, [0, 1, 2, 3], size=size)
+    again = machine.start_add(7, [2], size=size)
+    if flushes:
+        machine.bookie.flush()  # before anything is durable: the mark covers nothing of it
+    machine.settle()
+    assert [status for status, _ in again] == [OK]
+    machine.flush()
+    restarted = Machine(files.crash_clone(None), config)
+    assert restarted.held(7) == expected(7, [0, 1, 2, 3], size)
 
 
 def test_entry_of_another_size_is_refused(files: MemoryFileSystem) -> None:
