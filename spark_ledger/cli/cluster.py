@@ -259,7 +259,7 @@ def _verify(settings: Settings, uri: str) -> None:
         click.echo(f"held       {held} bytes, compared one by one")
         click.echo(
             f"left out   {found.open} open, {found.changed} that changed meanwhile, "
-            f"{found.locked} with a password (their ids were compared)"
+            f"{found.unknown} unknown, {found.locked} with a password (their ids were compared)"
         )
         for fault in found.faults:
             click.echo(f"fault      {fault}")
@@ -278,6 +278,8 @@ def _known(size_bytes: int | None) -> str:
 
 def _say_the_rest(found: Usage) -> None:
     click.echo(f"unnamed    {found.unnamed} ledgers that no commit has named yet")
+    if found.unknown:
+        click.echo(f"unknown    {found.unknown} nodes are in no sum: {found.unknown_why}")
     click.echo(
         f"dropped    {size_text(found.dropped_bytes)} of user data that the keeper is to give back"
     )
@@ -310,6 +312,8 @@ def _usage_fields(found: Usage) -> dict[str, object]:
             for bookie_id, bookie in sorted(found.bookies.items())
         ],
         "unnamed_ledgers": found.unnamed,
+        "unknown": found.unknown,
+        "unknown_why": found.unknown_why,
         "dropped_bytes": found.dropped_bytes,
         "metadata_nodes": found.metadata_nodes,
         "metadata_bytes": found.metadata_bytes,

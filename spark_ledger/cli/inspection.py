@@ -79,6 +79,13 @@ class LedgerRow(NamedTuple):
     owner_lives: bool
 
 
+class UnknownLedger(NamedTuple):
+    """A ledger whose node is damaged or of a later format, and why."""
+
+    ledger_id: LedgerId
+    why: str
+
+
 class BookieRow(NamedTuple):
     """A bookie of the cluster: registered, or only known by its cookie (``info`` is None)."""
 
@@ -101,10 +108,10 @@ async def _transport(store: MetadataStore) -> AsyncIterator[Transport]:
         await transport.close()
 
 
-def all_ledgers(uri: str, advance: Callable[[], None]) -> list[LedgerRow]:
+def all_ledgers(uri: str, advance: Callable[[], None]) -> list[LedgerRow | UnknownLedger]:
     """Every ledger, by id. ``advance`` is called after each."""
 
-    async def run() -> list[LedgerRow]:
+    async def run() -> list[LedgerRow | UnknownLedger]:
         from spark_ledger.metadata.ledgers import LedgerStore
         from spark_ledger.metadata.owners import OWNERS_PATH
 
@@ -113,18 +120,24 @@ def all_ledgers(uri: str, advance: Callable[[], None]) -> list[LedgerRow]:
             ledger_ids = await ledgers.list()
             reads = asyncio.Semaphore(METADATA_READS_IN_FLIGHT_MAX)
 
-            async def one(ledger_id: LedgerId) -> LedgerMetadata | None:
+            async def one(ledger_id: LedgerId) -> LedgerMetadata | UnknownLedger | None:
                 async with reads:
                     try:
                         return (await ledgers.read(ledger_id)).value
                     except NoSuchLedgerError:
                         return None  # deleted since it was listed
+                    except (CorruptionError, ConfigurationError) as error:
+                        return UnknownLedger(ledger_id, str(error))
                     finally:
                         advance()
 
             found = await asyncio.gather(*(one(ledger_id) for ledger_id in ledger_ids))
             owners = frozenset(await store.children(OWNERS_PATH))
-            return [LedgerRow(each, each.owner in owners) for each in found if each is not None]
+            return [
+                each if isinstance(each, UnknownLedger) else LedgerRow(each, each.owner in owners)
+                for each in found
+                if each is not None
+            ]
 
     return asyncio.run(run())
 

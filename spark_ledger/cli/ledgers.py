@@ -26,6 +26,7 @@ from spark_ledger.stream.ledgers import purpose_of, stream_of
 from spark_ledger.types import Entry, LedgerMetadata
 
 if TYPE_CHECKING:
+    from spark_ledger.cli.inspection import LedgerRow
     from spark_ledger.client.blocking_writer import BlockingWriter
 
 BATCHES_IN_FLIGHT_MAX: Final = 1000
@@ -75,14 +76,23 @@ def custom_metadata(pairs: tuple[str, ...]) -> dict[str, str]:
 @common_options
 @click.pass_obj
 def list_ledgers(settings: Settings) -> None:
-    """List all ledgers."""
-    from spark_ledger.cli.inspection import all_ledgers
+    """List all ledgers; exit status 1 if the metadata of one cannot be read."""
+    from spark_ledger.cli.inspection import LedgerRow, UnknownLedger, all_ledgers
 
     with progress("reading metadata", None) as advance:
-        found = all_ledgers(settings.uri(), advance)
+        rows = all_ledgers(settings.uri(), advance)
+    found = [each for each in rows if isinstance(each, LedgerRow)]
     if settings.as_json:
         print_json([summary(metadata, owner_lives=lives) for metadata, lives in found])
-        return
+    else:
+        _print_ledgers(found)
+    unknown = [each for each in rows if isinstance(each, UnknownLedger)]
+    for each in unknown:
+        click.echo(f"unknown: ledger {each.ledger_id} is not in this list: {each.why}", err=True)
+    click.get_current_context().exit(1 if unknown else 0)
+
+
+def _print_ledgers(found: Iterable[LedgerRow]) -> None:
     print_table(
         (
             *("ledger#", "state", "replication", "entries#", "size#", "fragments#"),

@@ -13,7 +13,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from spark_ledger.errors import LedgerError, NoSuchStreamError, NotFoundError
+from spark_ledger.errors import (
+    ConfigurationError,
+    CorruptionError,
+    LedgerError,
+    NoSuchStreamError,
+    NotFoundError,
+)
 from spark_ledger.limits.metadata import METADATA_READS_IN_FLIGHT_MAX
 from spark_ledger.metadata.base import MetadataStore, SizedStore
 from spark_ledger.metadata.bookies import BookieRegistry
@@ -87,6 +93,10 @@ class Usage:
     """Ledgers that applications made for themselves."""
     bookies: dict[BookieId, BookieUsage] = field(default_factory=dict)
     unnamed: int = 0
+    unknown: int = 0
+    """Ledgers and streams whose nodes are damaged or of a later format: they are in no sum."""
+    unknown_why: str = ""
+    """Of the first one."""
     metadata_nodes: int | None = None
     metadata_bytes: int | None = None
     rate_bytes_s: float | None = None
@@ -94,6 +104,11 @@ class Usage:
     yet. What was deleted since does not count, nor do streams that are at their limit."""
     rate_window_s: float = 0.0
     """The time that the rate was measured over."""
+
+    def count_unknown(self, error: LedgerError) -> None:
+        """One more that cannot be read."""
+        self.unknown += 1
+        self.unknown_why = self.unknown_why or str(error)
 
     @property
     def dropped_bytes(self) -> int:
@@ -161,6 +176,9 @@ async def _add_streams(
             head, config = (await nodes.head()).value, (await nodes.config()).value
         except NoSuchStreamError:
             continue  # deleted since it was listed
+        except (CorruptionError, ConfigurationError) as error:
+            usage.count_unknown(error)
+            continue
         live = head.next_commit - head.earliest_commit
         is_at_its_limit = head.earliest_commit > 0 and not config.retention.is_for_ever
         dropped = await _dropped_bytes(extent_of, name) if head.earliest_commit else 0
@@ -206,7 +224,7 @@ async def _add_ledgers(
     async for page in pages(store, LEDGERS_PATH):
         for start in range(0, len(page.ids), METADATA_READS_IN_FLIGHT_MAX):
             part = page.ids[start : start + METADATA_READS_IN_FLIGHT_MAX]
-            for ledger in await asyncio.gather(*(_read(store, each) for each in part)):
+            for ledger in await asyncio.gather(*(_read(store, each, usage) for each in part)):
                 if ledger is None:
                     continue
                 growth = _add(ledger, usage)
@@ -219,12 +237,17 @@ async def _add_ledgers(
         usage.rate_bytes_s = recent_bytes / usage.rate_window_s
 
 
-async def _read(store: MetadataStore, ledger_id: LedgerId) -> LedgerMetadata | None:
+async def _read(
+    store: MetadataStore, ledger_id: LedgerId, usage: Usage
+) -> LedgerMetadata | None:
     path = ledger_path(ledger_id)
     try:
         return decode_ledger(path, ledger_id, (await store.get(path)).value)
     except NotFoundError:
         return None  # deleted since it was listed
+    except (CorruptionError, ConfigurationError) as error:
+        usage.count_unknown(error)
+        return None
 
 
 def _add(ledger: LedgerMetadata, usage: Usage) -> int:

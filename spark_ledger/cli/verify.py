@@ -16,7 +16,7 @@ from functools import partial
 from typing import Final
 
 from spark_ledger.cli.listing import HeldEntries
-from spark_ledger.errors import LedgerError, NotFoundError
+from spark_ledger.errors import ConfigurationError, CorruptionError, LedgerError, NotFoundError
 from spark_ledger.keeper.unlisted import IDS_PER_PAGE
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import BookieRegistry
@@ -83,6 +83,8 @@ class Verified:
     """With a password: their bytes were not compared."""
     changed: int = 0
     """Deleted or changed meanwhile."""
+    unknown: int = 0
+    """Their nodes are damaged or of a later format: nobody can say what has to be there."""
     named_bytes: int = 0
     """User bytes of closed ledgers times their copies, as the metadata say."""
     faults: list[str] = field(default_factory=list)
@@ -90,7 +92,7 @@ class Verified:
     @property
     def is_well(self) -> bool:
         """Whether every copy is there, to the byte, and nothing else is."""
-        return not self.faults and not any(
+        return not (self.faults or self.unknown) and not any(
             each.silent or each.missing or each.damaged or each.left_ledgers
             for each in self.bookies.values()
         )
@@ -139,27 +141,30 @@ class _Comparison:
     def _asked(self) -> list[BookieId]:
         return [each for each, copies in self._found.bookies.items() if not copies.silent]
 
-    async def _read(self, ledger_id: LedgerId) -> Versioned[LedgerMetadata] | None:
-        path = ledger_path(ledger_id)
+    async def _node(self, ledger_id: LedgerId) -> Versioned[bytes] | None:
         try:
-            node = await self._store.get_latest(path)
+            return await self._store.get_latest(ledger_path(ledger_id))
         except NotFoundError:
             return None
-        return Versioned(decode_ledger(path, ledger_id, node.value), node.version)
 
     # -- ledgers that the metadata name ------------------------------------------------------------
 
     async def _compare(self, ledger_id: LedgerId) -> None:
-        before = await self._read(ledger_id)
+        before = await self._node(ledger_id)
         if before is None:
             self._found.changed += 1
             return
-        ledger = before.value
+        try:
+            ledger = decode_ledger(ledger_path(ledger_id), ledger_id, before.value)
+        except (CorruptionError, ConfigurationError) as error:
+            self._found.unknown += 1
+            _tell(self._found.faults, f"ledger {ledger_id}: {error}")
+            return
         if not ledger.is_closed:
             self._found.open += 1
             return
         copies, faults = await self._copies_of(ledger)
-        if await self._read(ledger_id) != before:
+        if await self._node(ledger_id) != before:
             self._found.changed += 1
             return
         for bookie_id in {each for fragment in ledger.fragments for each in fragment.bookies}:
@@ -334,7 +339,7 @@ class _Comparison:
         page = await self._held(bookie_id, ledger_id, EntryId(0))
         if not page.ranges and page.next_entry is None:
             return
-        if await self._read(ledger_id) is None:  # else it was made since the metadata were listed
+        if await self._node(ledger_id) is None:  # else it was made since the metadata were listed
             self._found.bookies[bookie_id].left_ledgers += 1
 
 

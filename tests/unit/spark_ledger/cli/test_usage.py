@@ -26,7 +26,7 @@ from spark_ledger.metadata.collection import (
 )
 from spark_ledger.metadata.cookies import BookieCookie, encode_cookie
 from spark_ledger.metadata.json_nodes import encode_node
-from spark_ledger.metadata.ledgers import LEDGERS_PATH, LedgerStore
+from spark_ledger.metadata.ledgers import LEDGERS_PATH, LedgerStore, ledger_path
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, MemoryTree, Outcome
 from spark_ledger.metadata.zookeeper.size import parse_size
 from spark_ledger.stream.catalog import StreamCatalog
@@ -131,6 +131,15 @@ def test_ledgers_count_for_their_stream_or_for_none() -> None:
     assert found.raw == Held(1, 0, 50, 100)
     assert found.total == Held(3, 1, 1050, 2100)
     assert found.metadata_nodes is not None and found.metadata_bytes is not None
+
+
+def test_damaged_nodes_are_in_no_sum_and_are_told() -> None:
+    store = MemoryMetadataStore(MemoryTree())
+    asyncio.run(store.create(ledger_path(LedgerId(7)), b"{"))
+    asyncio.run(store.create(StreamNodes(store, "orders").head_path, b"{"))
+    found = measured(ledger(1, 1000), ledger(3, 50), store=store)
+    assert found.total == Held(2, 0, 1050, 2100)
+    assert found.unknown == 2 and "orders" in found.unknown_why
 
 
 def test_bytes_of_a_ledger_are_shared_out_by_its_fragments() -> None:

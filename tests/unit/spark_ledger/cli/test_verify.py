@@ -91,6 +91,23 @@ def test_copy_that_is_not_as_the_others_is_told(
     run_virtually(test)
 
 
+def test_ledger_whose_node_is_damaged_is_a_fault_and_the_others_are_compared() -> None:
+    async def test(world: World) -> None:
+        damaged, other = await written(world, b"a"), await written(world, b"bcd")
+        await damaged.close()
+        await other.close()
+        store, path = MemoryMetadataStore(world.tree), ledger_path(LedgerId(damaged.ledger_id))
+        await store.put(path, b"{", (await store.get(path)).version)
+        verified = await found(world)
+        assert not verified.is_well and (verified.closed, verified.unknown) == (1, 1)
+        assert [each.user_bytes for each in verified.bookies.values()] == [3, 3, 3]
+        assert [each.left_ledgers for each in verified.bookies.values()] == [0, 0, 0]
+        (line,) = verified.faults
+        assert f"ledger {damaged.ledger_id}: " in line and "damaged" in line
+
+    run_virtually(test)
+
+
 def test_what_metadata_do_not_name_is_told() -> None:
     """Before the first ledger that they name, and between two."""
 

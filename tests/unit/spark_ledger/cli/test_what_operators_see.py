@@ -313,6 +313,7 @@ def test_verify(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         open=12,
         locked=13,
         changed=14,
+        unknown=16,
         named_bytes=15,
         faults=["ledger 9 lacks 3"],
     )
@@ -337,6 +338,8 @@ def test_usage(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
             B2: BookieUsage("down"),
         },
         unnamed=81,
+        unknown=84,
+        unknown_why="a node is damaged",
         metadata_nodes=82,
         metadata_bytes=83 * KIB,
         rate_bytes_s=1024.0,
