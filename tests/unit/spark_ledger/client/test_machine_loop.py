@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+import weakref
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -214,6 +216,23 @@ async def test_stop_ends_every_task_before_it_returns(f: Fixture) -> None:
     await settle()
     await f.loop.stop()
     assert sorted(ended) == [0, 1, 2]
+
+
+def test_loop_that_has_stopped_is_kept_by_no_timer() -> None:
+    """A writer that is closed and dropped frees its memory now, and not when it was to tick."""
+
+    async def test() -> None:
+        f = Fixture()
+        f.is_busy = True
+        f.machine.next_deadline = asyncio.get_running_loop().time() + MACHINE_TICK_S_MAX
+        f.loop.feed(Append([1]))
+        timer, machine = f.loop._tick._timer, weakref.ref(f.machine)
+        await f.loop.stop()
+        del f
+        gc.collect()
+        assert machine() is None and timer is not None
+
+    run_in_virtual_time(test())
 
 
 @on_loop
