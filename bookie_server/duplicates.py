@@ -9,6 +9,7 @@ since the first one stays (rules P3 and S8).
 from __future__ import annotations
 
 from bookie_server.storage.ledgers.ledger_storage import LedgerStorage
+from bookie_server.storage.ledgers.slicing import part_of
 from spark_ledger.bookie_api import Refusal
 from spark_ledger.errors import CorruptionError
 from spark_ledger.runs import EntryRun
@@ -33,7 +34,7 @@ def compare_with_held(
                 found = storage.run_with(run.ledger_id, entry_id)
             except (OSError, CorruptionError) as error:
                 return Refusal(BookieStatus.IO_ERROR, str(error))
-            held = {} if found is None else dict(found.split())
+            held = {} if found is None else dict(part_of(found, entry_id, run.last_entry).split())
         if entry_id not in held:
             is_whole = False
         elif held[entry_id] != frame:

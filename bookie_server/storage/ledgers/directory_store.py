@@ -230,7 +230,11 @@ class DirectoryStore:
         if cached is not None:
             return cached
         found = self._stored_run(ledger_id, entry_id)
-        return None if found is None else found[1]
+        if found is None:
+            return None
+        row, run = found
+        self._blocks.put(row.location, run)  # who sends one entry again is likely to send the next
+        return run
 
     def _stored_run(
         self, ledger_id: LedgerId, entry_id: EntryId

@@ -52,16 +52,23 @@ def take_range(run: EntryRun, start: int, stop: int) -> EntryRun:
     assert 0 <= start < stop <= len(run.sizes), f"entries {start} to {stop} of {len(run.sizes)}"
     if start == 0 and stop == len(run.sizes):
         return run
-    offsets = run.offsets()
     ids = None if run.entry_ids is None else run.entry_ids[start:stop]
     first = run.first_entry + start if ids is None else ids[0]
+    sizes = run.sizes[start:stop]
+    begin = sum(run.sizes[:start])  # and not all offsets: few entries of a large block are wanted
     return EntryRun(
         run.ledger_id,
         EntryId(first),
         _unless_consecutive(ids),
-        run.sizes[start:stop],
-        run.frames[offsets[start] : offsets[stop]],
+        sizes,
+        run.frames[begin : begin + sum(sizes)],
     )
+
+
+def part_of(run: EntryRun, first: EntryId, last: EntryId) -> EntryRun:
+    """What a run holds of the entries ``first`` to ``last``, one of which it holds."""
+    ids = run.ids()
+    return take_range(run, bisect_left(ids, first), bisect_right(ids, last))
 
 
 def _consecutive(run: EntryRun, first: EntryId, last: EntryId, max_bytes: int) -> EntryRun:
