@@ -16,9 +16,7 @@ from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieStatus, EntryId
 
 
-def compare_with_held(
-    storage: LedgerStorage, run: EntryRun, last_entry: EntryId
-) -> bool | Refusal:
+def compare_with_held(storage: LedgerStorage, run: EntryRun, last_entry: EntryId) -> bool | Refusal:
     """Whether each entry of a run is held already; a refusal if one is held with other bytes.
 
     ``last_entry`` is the highest entry that is held of the ledger. What cannot be read cannot be

@@ -237,9 +237,7 @@ async def _add_ledgers(
         usage.rate_bytes_s = recent_bytes / usage.rate_window_s
 
 
-async def _read(
-    store: MetadataStore, ledger_id: LedgerId, usage: Usage
-) -> LedgerMetadata | None:
+async def _read(store: MetadataStore, ledger_id: LedgerId, usage: Usage) -> LedgerMetadata | None:
     path = ledger_path(ledger_id)
     try:
         return decode_ledger(path, ledger_id, (await store.get(path)).value)
