@@ -414,21 +414,18 @@ class Bookie:
         if no_room is not None:
             add.done(*no_room)
             return
-        is_held: bool | Refusal = False
+        is_held = False
         if run.first_entry <= accepted.held_up_to:
-            is_held = compare_with_held(self._storage, run, accepted.held_up_to)
-            if isinstance(is_held, Refusal):
-                add.done(*is_held)
+            held = compare_with_held(self._storage, run, accepted.held_up_to)
+            if isinstance(held, Refusal):
+                add.done(*held)
                 return
+            is_held = held
         block = encode_run(run, add.last_add_confirmed)
         self._perform(accepted.steps, _ignored)
-        # Of what is held the record is enough: once it is durable, all that came before it is.
         place = None if is_held else self._storage.place_for(ledger_id, block)
-        if is_held:
-            self._storage.set_ledger_record(ledger_id, accepted.record)
-        else:
-            cached = CachedRun(run, add.last_add_confirmed, block, place)
-            self._storage.add(cached, accepted.record)
+        cached = CachedRun(run, add.last_add_confirmed, block, place)
+        self._storage.add(cached, accepted.record, is_held=is_held)
         self._journal.append(RecordType.RUN, block, add.done, place)
         if accepted.lac_advanced:
             self._watchers.notify(run.ledger_id)

@@ -197,8 +197,9 @@ class LedgerStorage:
             return None
         return RunPlace(self.number_of(ledger_id))
 
-    def add(self, cached: CachedRun, ledger_record: LedgerRecord) -> None:
-        """Keep a run, and with it the record of its ledger.
+    def add(self, cached: CachedRun, ledger_record: LedgerRecord, *, is_held: bool = False) -> None:
+        """Keep a run, and with it the record of its ledger; of a run whose entries are all held
+        already the record only. Once that is durable, all that came before it is (rule S8).
 
         Before the run is appended to the journal (rule S2). A flush may come between the two
         lines; it stores a run without its record then, which is harmless: the journal has nothing
@@ -210,7 +211,7 @@ class LedgerStorage:
         store = self.store_of(ledger_id)
         is_full = store.cache.is_frozen_beside(self._active_bytes_max)
         assert not is_full, "an add waits until there is room"
-        active_bytes = store.cache.add(cached)
+        active_bytes = 0 if is_held else store.cache.add(cached)
         store.set_ledger_record(ledger_id, ledger_record)
         if active_bytes >= self._active_bytes_max:
             self._wanted.set()
