@@ -63,6 +63,7 @@ def raw(json_file: Path | None, quick: bool, peers: bool, limit: bool) -> None:
 
 @main.command()
 @_options
+@click.option("--limit", is_flag=True, help="Measure a source and a sink that do nothing, as well.")
 @click.option(
     "--profile",
     is_flag=True,
@@ -73,19 +74,21 @@ def raw(json_file: Path | None, quick: bool, peers: bool, limit: bool) -> None:
     is_flag=True,
     help="Say instead what a micro-batch of one row takes, beside ends that do nothing.",
 )
-def spark(json_file: Path | None, quick: bool, peers: bool, profile: bool, floor: bool) -> None:
+def spark(
+    json_file: Path | None, quick: bool, peers: bool, limit: bool, profile: bool, floor: bool
+) -> None:
     """Real flights through Spark: streaming write, batch read, streaming copy."""
     from benchmarks import spark_flights as bench
     from benchmarks import spark_floor, spark_profile
 
-    if profile + floor + peers > 1:
-        raise click.UsageError("--profile, --floor and --peers go one at a time")
+    if profile + floor + (peers or limit) > 1:
+        raise click.UsageError("--profile and --floor go alone")
     if profile:
         steps = spark_profile.steps(quick=quick)
     elif floor:
         steps = spark_floor.steps(quick=quick)
     else:
-        steps = bench.steps(quick=quick, peers=peers)
+        steps = bench.steps(quick=quick, peers=peers, limit=limit)
     _run("spark", lambda: steps, json_file, peers=peers)
 
 

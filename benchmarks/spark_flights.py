@@ -16,7 +16,7 @@ from benchmarks.cpu_time import shares
 from benchmarks.drivers import CpuTime, Line, rounds_of, run_driver_lines
 from benchmarks.peers import kafka
 from benchmarks.peers.jars import SPARK_KAFKA, fetched
-from benchmarks.rows import OURS, Round, Row, System, row_of_rounds
+from benchmarks.rows import BARE, OURS, Round, Row, System, row_of_rounds
 from benchmarks.spark_job import PARTITIONS, Job
 from benchmarks.steps import Step
 from spark_ledger.local import LocalCluster
@@ -27,9 +27,12 @@ OPS = ("write", "read", "stream-copy")
 ENSEMBLE = (3, 3, 2)
 
 
-def steps(*, quick: bool, peers: bool) -> Iterator[Step]:
-    """The steps of the Spark benchmark: one Spark program for each system."""
+def steps(*, quick: bool, peers: bool, limit: bool = False) -> Iterator[Step]:
+    """The steps of the Spark benchmark: one Spark program for each system. ``limit``: also for a
+    source and a sink in Python that do nothing."""
     yield Step(f"{OURS}: flights through Spark", partial(_ledger_rows, quick=quick))
+    if limit:
+        yield Step(f"{BARE}: flights through Spark", partial(_bare_rows, quick=quick))
     if peers:
         yield Step("kafka: flights through Spark", partial(_kafka_rows, quick=quick))
 
@@ -54,6 +57,24 @@ def _ledger_rows(*, quick: bool) -> Iterator[Row]:
         lines = _run(cluster.processes, job)
     yield from _rows(lines, OURS)
     yield from _cpu_rows(lines)
+
+
+def _bare_rows(*, quick: bool) -> Iterator[Row]:
+    work = Path(tempfile.mkdtemp(prefix="spark-"))
+    rows = flights.write_files(work / "flights", _copies(quick=quick))
+    job = Job(
+        system=BARE,
+        address="",
+        flights=str(work / "flights"),
+        rows=rows,
+        work=str(work),
+        rounds=1 if quick else 3,
+    )
+    processes = Processes(Path(tempfile.mkdtemp(prefix="bare-")).resolve(), remove=True)
+    try:
+        yield from _rows(_run(processes, job), BARE)
+    finally:
+        processes.stop(graceful=False)
 
 
 def _kafka_rows(*, quick: bool) -> Iterator[Row]:

@@ -1,7 +1,7 @@
 """The measured Spark program: flights into a log, out of it, and from log to log.
 
 Run as ``python -m benchmarks.spark_job JOB`` with a JSON ``Job``, in a process of its own. The same
-program serves both systems; only the format and its options differ. One line per result.
+program serves all systems; only the format and its options differ. One line per result.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import msgspec
 from benchmarks.cpu_time import CpuMeter
 from benchmarks.drivers import CpuTime
 from benchmarks.paths import ROOT
-from benchmarks.rows import Round
+from benchmarks.rows import BARE, Round
 
 MICRO_BATCHES = 4
 PARTITIONS = 2
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to run. ``address`` is a metadata URI, or Kafka's brokers."""
+    """What to run. ``address`` is a metadata URI, or Kafka's brokers; a bare source has none."""
 
     system: str
     address: str
@@ -60,6 +60,8 @@ class Log:
                 "topic": self.name,
             }
             writer = stream.writeStream.format("kafka").options(**options)
+        elif job.system == BARE:
+            writer = stream.writeStream.format("bare")
         else:
             options = {"metadata": job.address, "stream": self.name, "createStream": "true"}
             writer = stream.writeStream.format("ledger").options(**options)
@@ -80,6 +82,11 @@ class Log:
         from pyspark.sql import functions
 
         job = self._job
+        if job.system == BARE:
+            files = len(list(Path(job.flights).glob("*.parquet")))
+            per_trigger = max(1, files // MICRO_BATCHES)
+            options = {"flights": job.flights, "files": str(files), "perTrigger": str(per_trigger)}
+            return reader.format("bare").schema(self._schema).options(**options).load()
         if job.system != "kafka":
             return reader.format("ledger").options(metadata=job.address, stream=self.name).load()
         options = {"kafka.bootstrap.servers": job.address, "subscribe": self.name}
@@ -92,6 +99,10 @@ def main(arguments: list[str]) -> None:
     """Run the job once to warm up, then ``rounds`` times."""
     job = msgspec.json.decode(arguments[0], type=Job)
     spark = session(job)
+    if job.system == BARE:
+        from benchmarks.bare_spark import BareSource
+
+        spark.dataSource.register(BareSource)
     try:
         schema = spark.read.parquet(job.flights).schema
         _round(spark, job, schema, 0, counts=False)
@@ -152,7 +163,7 @@ def _round(spark: Any, job: Job, schema: Any, number: int, *, counts: bool) -> N
 
     for op, run in (("write", write), ("read", read), ("stream-copy", stream_copy)):
         _timed(job, op, run, counts=counts)
-    if not counts:
+    if not counts and job.system != BARE:
         found = copy.read(spark).count()
         assert found == job.rows, f"{job.rows} flights were written, {found} arrived in the copy"
 
