@@ -134,8 +134,8 @@ class Worker:
         self._gone: frozenset[BookieId] = frozenset()
         """Those that the last look found lost, and when that was."""
         self._looked_at = float("-inf")
-        self._waiting_since: dict[LedgerId, tuple[object, float]] = {}
-        """Open ledgers that name a lost bookie: which fragment, and since when it was seen."""
+        self._waiting_since: dict[LedgerId, tuple[int, float]] = {}
+        """Open ledgers that name a lost bookie: which version, and since when it was seen."""
         self._failing: set[LedgerId] = set()
         """Ledgers of which the metadata say why they failed, as of the last look and since."""
         self._tried: set[str] = set()
@@ -405,11 +405,11 @@ class Worker:
         self, ledger: Versioned[LedgerMetadata], lost: frozenset[BookieId]
     ) -> Versioned[LedgerMetadata]:
         """Close an open ledger that keeps naming a lost bookie, once its writer had time (R3)."""
-        ledger_id, fragment = ledger.value.ledger_id, ledger.value.last_fragment
+        ledger_id = ledger.value.ledger_id
         known, since = self._waiting_since.get(ledger_id, (None, 0.0))
-        if known != fragment:
+        if known != ledger.version:  # and not the fragment: a writer may have left it and come back
             since = self._clock()
-            self._waiting_since[ledger_id] = (fragment, since)
+            self._waiting_since[ledger_id] = (ledger.version, since)
         if self._clock() - since < self._config.open_grace_s:
             return ledger
         if ledger.value.has_password:

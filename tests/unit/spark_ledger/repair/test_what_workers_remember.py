@@ -14,6 +14,7 @@ from spark_ledger.errors import (
     OutcomeUnknownError,
 )
 from spark_ledger.metadata.json_nodes import read_node
+from spark_ledger.metadata.ledgers import LedgerStore
 from spark_ledger.repair.ledger import LedgerRepair
 from spark_ledger.repair.nodes import DONE_PATH, RepairDone, mark
 from spark_ledger.repair.status import look
@@ -48,6 +49,34 @@ def test_writer_whose_bookie_is_lost_again_has_all_of_its_grace() -> None:
         first.clock.now += 201.0
         await first.worker.run_pass()
         assert (await client.ledger_metadata(writer.ledger_id)).is_closed
+
+    run_virtually(test, bookies=5)
+
+
+def test_writer_that_left_its_bookies_and_came_back_has_all_of_its_grace() -> None:
+    """It was busy: that the metadata name the same bookies as before says nothing."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await filled(client)
+        ledger_id, fragment = LedgerId(writer.ledger_id), writer.metadata.last_fragment
+        cared = await crew(world)
+        await lose(world, fragment.bookies[0])
+        await mark(client.store, ledger_id, frozenset([fragment.bookies[0]]), 2)
+        await cared.worker.run_pass()
+        spare = min(set(world.bookies) - set(fragment.bookies))
+        left = fragment._replace(bookies=(spare, *fragment.bookies[1:]))
+        ledgers = LedgerStore(client.store)
+        for last in (left, fragment):
+            now = await ledgers.read(ledger_id)
+            fragments = (*now.value.fragments[:-1], last)
+            await ledgers.compare_and_set(now.value.with_changes(fragments=fragments), now.version)
+        cared.clock.now += 201.0
+        await cared.worker.run_pass()
+        assert not (await client.ledger_metadata(ledger_id)).is_closed
+        cared.clock.now += 201.0
+        await cared.worker.run_pass()
+        assert (await client.ledger_metadata(ledger_id)).is_closed
 
     run_virtually(test, bookies=5)
 
