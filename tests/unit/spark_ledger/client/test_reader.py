@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -10,7 +11,11 @@ import pytest
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.reader import LedgerReader
-from spark_ledger.errors import ReadBeyondConfirmedError
+from spark_ledger.errors import (
+    BookieUnavailableError,
+    NoSuchEntryError,
+    ReadBeyondConfirmedError,
+)
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
 from spark_ledger.transport.base import ReadChunk
 from spark_ledger.types import BookieId, EntryId, Fragment, LedgerMetadata, Versioned
@@ -339,3 +344,33 @@ def test_reader_asks_those_whom_repair_has_named_since_it_was_opened(
         assert [entry.payload async for entry in reader.read(0, 0)] == [b"0"]
 
     run_virtually(test, bookies=2 * size)
+
+
+def test_entry_that_those_whom_repair_has_named_lack_too_is_told_after_one_look() -> None:
+    """That the metadata have changed since the read began is no reason to ask for ever."""
+
+    async def test(world: World) -> None:
+        client, repair = await world.client(), await world.client()
+        writer = await client.create_ledger(ensemble_size=1, write_quorum=1, ack_quorum=1)
+        await writer.append(b"0")
+        await writer.close()
+        reader = await client.open_ledger(writer.ledger_id)
+        (old,) = reader.metadata.last_fragment.bookies
+        (new,) = set(world.bookies) - {old}
+        world.kill(old)
+        stored = await repair.context.ledgers.read(writer.ledger_id)
+        changed = stored.value.with_changes(fragments=(Fragment(EntryId(0), (new,)),))
+        await repair.context.ledgers.compare_and_set(changed, stored.version)
+        ask, asked = client.context.transport.read, Counter[BookieId]()
+
+        def read(bookie_id: BookieId, *args: Any, **named: Any) -> AsyncGenerator[ReadChunk, None]:
+            asked[bookie_id] += 1
+            assert asked[bookie_id] < 20, "it asks for ever"
+            return ask(bookie_id, *args, **named)
+
+        client.context.transport.read = read  # type: ignore[method-assign]
+        with pytest.raises((NoSuchEntryError, BookieUnavailableError)):
+            _ = [entry async for entry in reader.read(0, 0)]
+        assert asked[new] > 0
+
+    run_virtually(test, bookies=2)

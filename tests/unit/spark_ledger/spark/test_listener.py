@@ -141,6 +141,23 @@ def test_metrics_forget_the_queries_seen_longest_ago(listener: LedgerListener) -
     assert batches[0] == 'spark_ledger_query_batch{query="n2"} 7'
 
 
+def test_metrics_keep_a_query_that_goes_on_beside_many_short_ones(
+    listener: LedgerListener,
+) -> None:
+    for number in range(METRICS_QUERIES_MAX + 2):
+        for query in ("for-months", f"q{number}"):
+            listener.onQueryProgress(progressed(stream(), id=query, name=query))
+    seconds = [
+        float(line.split()[-1]) for line in listener.metrics_text().splitlines()
+        if line.startswith('spark_ledger_query_seconds_total{query="for-months"')
+    ]  # fmt: skip
+    once = [
+        float(line.split()[-1]) for line in listener.metrics_text().splitlines()
+        if line.startswith(f'spark_ledger_query_seconds_total{{query="q{METRICS_QUERIES_MAX}"')
+    ]  # fmt: skip
+    assert sum(seconds) == pytest.approx(sum(once) * (METRICS_QUERIES_MAX + 2)) and sum(once) > 0
+
+
 def test_port_serves_the_numbers_until_close(lines: list[str]) -> None:
     listener = LedgerListener(port=0, log=lines.append)
     try:
