@@ -37,6 +37,8 @@ CONFIG: Final = RepairConfig(
 REBALANCE: Final = RebalanceConfig(tolerance=0.01, bytes_per_s=1e6, reads_per_s=1e4)
 
 _SLOW_BYTES_PER_S: Final = 2e3
+_SLOWEST_COPY_S: Final = 20.0
+"""Of a whole ledger: all copies that a schedule needs are made in the time that it has to heal."""
 
 _CHANGES_ITS_MIND: Final = 0.05
 
@@ -83,7 +85,9 @@ class RepairClient(ServiceClient):
 
     def _config(self) -> RepairConfig:
         """Half of the workers are so slow that each copy waits for seconds."""
-        rate = self.world.random_for(f"rate of {self.name}").choice([_SLOW_BYTES_PER_S, 1e6])
+        largest = max((each.entries * each.size for each in self.world.options.ledgers), default=0)
+        slow = max(_SLOW_BYTES_PER_S, largest / _SLOWEST_COPY_S)
+        rate = self.world.random_for(f"rate of {self.name}").choice([slow, 1e6])
         return replace(CONFIG, worker=replace(CONFIG.worker, bytes_per_s=rate))
 
     async def _rebalance(self, client: LedgerClient) -> None:
