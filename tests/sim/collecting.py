@@ -309,7 +309,8 @@ class _Run:
             collections, now = self._all, self._restored()
             if before == now == collections.restores[name]:
                 collections.covered[name] |= taken - collections.doubtful[name]
-            else:
+            else:  # also what it took since: a restore came, or not, while it was at this mark
+                taken = frozenset(self._node.promises.acknowledged)
                 collections.doubtful[name] |= taken - collections.covered[name]
             collections.restores[name] = now
 
