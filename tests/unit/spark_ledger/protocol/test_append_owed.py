@@ -15,7 +15,7 @@ from spark_ledger.protocol.events import (
 )
 from spark_ledger.types import BookieId, BookieStatus, EntryId
 from tests.unit.spark_ledger.protocol.append_driver import LIMITS, Writer, change_of_index_1
-from tests.unit.spark_ledger.protocol.ledgers import only
+from tests.unit.spark_ledger.protocol.ledgers import one, only
 
 BUSY, STALLED = BookieStatus.TOO_MANY_REQUESTS, BookieStatus.STALLED
 
@@ -132,3 +132,40 @@ def test_acknowledgement_of_an_entry_of_another_lane_is_none() -> None:
     assert writer.ack(0, 1) == []
     assert writer.machine.last_add_confirmed == -1
     assert writer.ack(0, 0) == [ConfirmEntries(EntryId(0))]
+
+
+def test_busy_bookie_is_asked_again_while_an_ensemble_change_is_written() -> None:
+    writer = Writer()
+    writer.add()
+    change_of_index_1(writer)
+    writer.fail(0, BUSY)
+    assert [each.bookie_index for each in only(writer.tick(0.9), OpenAppender)] == [0]
+
+
+def test_failed_and_silent_members_are_looked_after_by_one_question() -> None:
+    writer = Writer()
+    writer.add()
+    writer.fail(0)
+    writer.choose()
+    asked = one(writer.tick(LIMITS.add_timeout_s), ChooseBookies)
+    assert asked.indexes == (0, 1, 2) and asked.silent == {1: "b1", 2: "b2"}
+
+
+def test_silent_member_is_kept_beside_one_that_has_had_its_time() -> None:
+    """Without both of them nothing would be confirmed, however much producers wait."""
+    writer = Writer()
+    writer.add(size=1)
+    writer.ack(0, 0)
+    writer.ack(2, 0)
+    wait_s = LIMITS.stalled_wait_s
+    for second in range(int(wait_s)):
+        writer.now = float(second)
+        writer.fail(1, BUSY)
+        writer.tick(second + 0.5)
+    writer.now = wait_s - 0.4
+    writer.add(size=LIMITS.bytes_in_flight_max)
+    writer.ack(0, 1)
+    assert not writer.machine.has_room and not writer.machine.failed_indexes
+    commands = writer.tick(wait_s + 0.7)  # b2 is silent for a second, and would be spared
+    assert only(commands, CloseAppender) == [CloseAppender(1)]
+    assert writer.machine.failed_indexes == {1}
