@@ -27,6 +27,7 @@ from spark_ledger.transport.channel import (
     channel_options,
     failure_of,
     open_channel,
+    said,
 )
 from spark_ledger.transport.grpc_aio import GrpcTransport
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
@@ -242,6 +243,33 @@ def test_a_refused_connection_is_tried_anew_on_the_next_use(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(("rest_s", "connections"), [(0.0, 3), (60.0, 1)])
+def test_refused_connection_rests_before_it_is_tried_anew_where_the_bookie_was_last(
+    rest_s: float, connections: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when the bookie has lost its registration meanwhile."""
+    made: list[str] = []
+
+    def counted(address: str, options: GrpcOptions) -> grpc.aio.Channel:
+        made.append(address)
+        return open_channel(address, options)
+
+    monkeypatch.setattr(grpc_aio, "open_channel", counted)
+    registered: list[str | None] = ["127.0.0.1:1", None, None]
+
+    async def main() -> None:
+        options = GrpcOptions(reconnect_interval_s=rest_s)
+        transport = GrpcTransport(lambda _bookie_id: registered.pop(0), options)
+        for _ in range(3):
+            end = await transport.read_last_confirmed(BOOKIE, LEDGER, timeout_s=5)
+            assert end.status is BookieStatus.UNAVAILABLE
+            assert "not registered" not in end.message
+        await transport.close()
+
+    asyncio.run(main())
+    assert made == ["127.0.0.1:1"] * connections
+
+
 @on_loop
 async def test_a_connection_that_went_silent_is_found(bookies: Bookies) -> None:
     bookie = ScriptedBookie()
@@ -400,6 +428,15 @@ def test_times_become_milliseconds() -> None:
     options = dict(channel_options(GrpcOptions(keepalive_interval_s=1.5, connect_timeout_s=2)))
     assert options["grpc.keepalive_time_ms"] == 1500
     assert options["grpc.min_reconnect_backoff_ms"] == 2000
+    assert options["grpc.http2.ping_timeout_ms"] == options["grpc.keepalive_timeout_ms"] == 3000
+    assert options["grpc.use_local_subchannel_pool"] == 1
+    shortest = dict(channel_options(GrpcOptions(keepalive_interval_s=0.0001)))
+    assert shortest["grpc.keepalive_time_ms"] == 1, "0 would be without end"
+
+
+def test_sentence_of_a_peer_is_short_and_of_one_line() -> None:
+    assert said("") == "" and said("why\nnot\x1b[2J") == "why?not?[2J"
+    assert said("x" * 501) == "x" * 500
 
 
 @on_loop
