@@ -6,16 +6,18 @@ from itertools import pairwise
 
 import pytest
 
+from spark_ledger.protocol.append import AppendMachine
 from spark_ledger.protocol.append_announce import REPEAT_S, REPEAT_S_MAX
 from spark_ledger.protocol.append_limits import AppendLimits
 from spark_ledger.protocol.events import (
     AnnounceLastConfirmed,
+    Append,
     ChooseBookies,
     CloseAppender,
 )
 from spark_ledger.types import BookieStatus, EntryId
 from tests.unit.spark_ledger.protocol.append_driver import LIMITS, Writer, change_of_index_1
-from tests.unit.spark_ledger.protocol.ledgers import ids, one, only
+from tests.unit.spark_ledger.protocol.ledgers import ids, ledger, one, only
 
 
 def test_a_silent_bookie_fails_after_the_timeout() -> None:
@@ -174,6 +176,16 @@ def test_spare_bookie_is_given_up_no_later_than_any_other() -> None:
     limits = AppendLimits(add_timeout_s=1.0, slow_bookie_grace_s=5.0)
     assert limits.spare_after_s == 1.0
     assert LIMITS.spare_after_s == LIMITS.slow_bookie_grace_s
+
+
+def test_short_timeout_is_looked_at_in_time_also_while_producers_wait() -> None:
+    """A client may be told to wait for less than the grace of a slow bookie."""
+    limits = AppendLimits(add_timeout_s=0.5, slow_bookie_grace_s=1.0, bytes_in_flight_max=100)
+    machine = AppendMachine(ledger((3, 3, 2), (0, "b0 b1 b2")), 4, now=0.0, limits=limits)
+    machine.handle(Append([10]), 0.0)
+    assert machine.next_deadline == 0.5
+    machine.handle(Append([100]), 0.0)
+    assert not machine.has_room and machine.next_deadline == 0.5
 
 
 def test_tick_after_stop_changes_nothing() -> None:
