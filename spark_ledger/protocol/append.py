@@ -176,7 +176,7 @@ class AppendMachine:
         if self._phase in ENDING:
             return None
         limits = self._limits
-        silence_s = limits.add_timeout_s if self.has_room else limits.slow_bookie_grace_s
+        silence_s = limits.add_timeout_s if self.has_room else limits.spare_after_s
         due, also = self._replication.next_silence(silence_s), None
         if self._last_add_pushed > self._last_add_confirmed:
             # While a fence is in question nobody is looked for: the answer is an event of its own.

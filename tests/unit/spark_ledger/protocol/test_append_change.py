@@ -271,6 +271,21 @@ def test_a_ledger_has_a_bounded_number_of_fragments(monkeypatch: pytest.MonkeyPa
     assert one(commands, WriteMetadata).metadata.last_entry_id == 1
 
 
+def test_most_fragments_that_are_allowed_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(append, "FRAGMENTS_MAX", 2)
+    writer = Writer()
+    writer.add(2)
+    writer.ack_all()
+    writer.add()
+    wanted = change_of_index_1(writer)
+    assert len(wanted.fragments) == 2 and not wanted.is_closed
+    writer.written(wanted)
+    writer.fail(0)
+    again = one(writer.choose(i0="b4"), WriteMetadata).metadata
+    assert list(again.fragments[1:]) == [fragment(2, "b4 b3 b2")], "it is replaced, and adds none"
+    assert not again.is_closed
+
+
 def test_too_many_fragments_after_a_conflict(monkeypatch: pytest.MonkeyPatch) -> None:
     """No write is in flight then: the closing one must not wait for its answer."""
     writer = Writer()

@@ -96,6 +96,17 @@ def test_close_by_another_client_at_the_same_end_is_done() -> None:
     assert writer.conflict(stored) == [Done(stored, 6)]
 
 
+def test_close_by_another_client_at_the_same_end_before_pending_adds_is_done() -> None:
+    writer = Writer()
+    writer.add(2, size=10)
+    for index in (0, 1):
+        writer.ack(index, 0)
+    wanted = one(writer.close(), WriteMetadata).metadata
+    assert (wanted.last_entry_id, wanted.length) == (0, 10)
+    stored = wanted.with_changes(fragments=(fragment(0, "b7 b1 b2"),))
+    assert writer.conflict(stored) == [Done(stored, 6)]
+
+
 def test_close_by_another_client_behind_empty_entries_is_a_takeover() -> None:
     """Their length is the same; what was in flight has become part of the ledger."""
     writer = Writer()
@@ -134,6 +145,8 @@ def test_giving_up_during_recovery_by_another_withdraws(asked: bool) -> None:
     stored = writer.first.with_changes(state=LedgerState.IN_RECOVERY)
     told = writer.conflict(stored)
     assert [type(command) for command in told] == ([Failed] if asked else [])
+    if asked:
+        assert type(one(told, Failed).error) is FencedError, "why it is not closed"
 
 
 @pytest.mark.parametrize("asked", [True, False])

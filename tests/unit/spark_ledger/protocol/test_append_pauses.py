@@ -193,6 +193,7 @@ def test_a_bookie_whose_journal_stalls_is_replaced_at_the_next_tick() -> None:
     commands = writer.tick(0.02)
     assert one(commands, CloseAppender).bookie_index == 1
     assert writer.machine.failed_indexes == {1}
+    assert one(commands, ChooseBookies).failed == {}, "it would hang again: not at once"
 
 
 def test_bookies_whose_journals_all_stall_are_waited_for() -> None:
@@ -272,8 +273,10 @@ def test_a_bookie_that_is_busy_for_very_long_fails() -> None:
         writer.fail(1, BUSY)
         writer.ack(2, 0)
     assert not writer.machine.failed_indexes
-    writer.tick(LIMITS.stalled_wait_s)
+    commands = writer.tick(LIMITS.stalled_wait_s)
     assert writer.machine.failed_indexes == {1}
+    assert not only(commands, ChooseBookies), "all is confirmed"
+    assert one(writer.add(), ChooseBookies).failed == {}, "it has had its time"
 
 
 def test_a_busy_bookie_of_a_stripe_is_sent_its_own_unanswered_entries_only() -> None:

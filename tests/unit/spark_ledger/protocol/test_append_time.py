@@ -6,15 +6,18 @@ from itertools import pairwise
 
 import pytest
 
+from spark_ledger.protocol.append import AppendMachine
 from spark_ledger.protocol.append_announce import REPEAT_S, REPEAT_S_MAX
+from spark_ledger.protocol.append_limits import AppendLimits
 from spark_ledger.protocol.events import (
     AnnounceLastConfirmed,
+    Append,
     ChooseBookies,
     CloseAppender,
 )
 from spark_ledger.types import BookieStatus, EntryId
 from tests.unit.spark_ledger.protocol.append_driver import LIMITS, Writer, change_of_index_1
-from tests.unit.spark_ledger.protocol.ledgers import ids, one, only
+from tests.unit.spark_ledger.protocol.ledgers import ids, ledger, one, only
 
 
 def test_a_silent_bookie_fails_after_the_timeout() -> None:
@@ -54,6 +57,20 @@ def test_the_confirmed_end_is_announced_when_idle() -> None:
     assert not writer.machine.is_idle, "whoever hears b1 and one of them would not believe it"
     writer.told("b1", last=0)
     assert writer.machine.is_idle
+
+
+def test_writer_is_idle_only_once_every_live_bookie_holds_all() -> None:
+    writer = Writer()
+    writer.add()
+    writer.ack(0, 0)
+    writer.ack(1, 0)
+    writer.tick(0.02)
+    writer.told("b0", "b1", "b2", last=0)
+    assert not writer.machine.is_idle, "b2 may yet be too slow"
+    writer.fail(2)
+    assert writer.machine.is_idle, "nobody waits for it"
+    writer.close()
+    assert not writer.machine.is_idle, "an answer is waited for"
 
 
 def idle(quorums: tuple[int, int, int], bookies: str) -> Writer:
@@ -98,6 +115,28 @@ def test_announcement_is_repeated_to_failed_members_at_pauses_that_are_bounded()
     assert writer.machine.next_deadline is None
 
 
+def test_first_announcement_goes_to_who_lives_and_its_repetition_is_soon_again() -> None:
+    writer = idle((3, 3, 2), "b0 b1 b2")
+    for now in (1.0, 3.0, 7.0, 15.0):
+        writer.tick(now)
+    writer.now = 20.0
+    writer.add()
+    writer.ack_all()
+    writer.fail(1)
+    assert writer.tick(20.1) == [AnnounceLastConfirmed(EntryId(1), ids("b0 b2"))]
+    assert writer.machine.next_deadline == pytest.approx(20.1 + REPEAT_S)
+
+
+def test_end_is_not_announced_while_entries_are_under_way() -> None:
+    """They carry it, or the next ones will."""
+    writer = Writer()
+    writer.add(2)
+    for index in (0, 1):
+        writer.ack(index, 0)
+    assert writer.machine.last_add_confirmed == 0
+    assert writer.tick(1.0) == []
+
+
 def test_answer_to_an_older_announcement_does_not_end_the_newer_one() -> None:
     writer = idle((2, 2, 2), "b0 b1")
     writer.add()
@@ -131,6 +170,22 @@ def test_confirmed_end_is_not_announced_after_another_add() -> None:
     writer.ack_all()
     writer.add()
     assert writer.tick(1.0) == [], "nobody needs to be told 0 again"
+
+
+def test_spare_bookie_is_given_up_no_later_than_any_other() -> None:
+    limits = AppendLimits(add_timeout_s=1.0, slow_bookie_grace_s=5.0)
+    assert limits.spare_after_s == 1.0
+    assert LIMITS.spare_after_s == LIMITS.slow_bookie_grace_s
+
+
+def test_short_timeout_is_looked_at_in_time_also_while_producers_wait() -> None:
+    """A client may be told to wait for less than the grace of a slow bookie."""
+    limits = AppendLimits(add_timeout_s=0.5, slow_bookie_grace_s=1.0, bytes_in_flight_max=100)
+    machine = AppendMachine(ledger((3, 3, 2), (0, "b0 b1 b2")), 4, now=0.0, limits=limits)
+    machine.handle(Append([10]), 0.0)
+    assert machine.next_deadline == 0.5
+    machine.handle(Append([100]), 0.0)
+    assert not machine.has_room and machine.next_deadline == 0.5
 
 
 def test_tick_after_stop_changes_nothing() -> None:

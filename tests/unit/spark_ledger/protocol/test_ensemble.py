@@ -85,3 +85,24 @@ def test_closed_with_other_fragments() -> None:
 def test_an_end_is_not_below_nothing(last: int, length: int) -> None:
     with pytest.raises(AssertionError):
         ensemble.closed(TWO, last_entry=EntryId(last), length=length)
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "starts"),
+    [(3, 3, {0: 3}), (3, 4, {0: 3, 1: 4}), (2, 4, {0: 3, 1: 4, 2: 2}), (4, 3, {})],
+)
+def test_lane_ranges_have_the_bookies_of_their_fragment_and_leave_empty_lanes_out(
+    first: int, last: int, starts: dict[int, int]
+) -> None:
+    metadata = ledger((3, 2, 1), (0, "b0 b1 b2"), (5, "b3 b4 b5"))
+    found = ensemble.lane_ranges(metadata, metadata.fragments[0], first, last)
+    assert {each.lane_index: int(each.first) for each in found} == starts
+    assert all(each.bookies == ids("b0 b1 b2") and each.last == last for each in found)
+
+
+@pytest.mark.parametrize(("entry_id", "bookies"), [(4, "b0 b1 b2"), (5, "b3 b4 b5")])
+def test_range_of_one_entry_is_in_its_own_fragment(entry_id: int, bookies: str) -> None:
+    metadata = ledger((3, 2, 1), (0, "b0 b1 b2"), (5, "b3 b4 b5"))
+    found = ensemble.entry_range(metadata, entry_id)
+    assert (found.first, found.last, found.bookies) == (entry_id, entry_id, ids(bookies))
+    assert found.lane_index == entry_id % 3

@@ -260,6 +260,21 @@ def test_highest_claim_is_proved_first_and_an_empty_bookie_not_at_all() -> None:
     assert [proof.bookie_index for proof in round_.proofs] == [1]
 
 
+def test_proofs_are_in_the_order_of_what_is_said_and_not_of_what_is_held() -> None:
+    round_ = LastConfirmedRead(ledger((3, 3, 1), (0, "b0 b1 b2")), fence=False)
+    for answer in (says(0, 4, 9), says(1, 8, 8), says(2, -1, 20)):
+        round_.answer(answer)
+    assert [(proof.bookie_index, proof.entry_id) for proof in round_.proofs] == [(1, 8), (0, 9)]
+
+
+def test_second_answer_of_a_bookie_that_failed_to_answer_counts_for_nothing() -> None:
+    round_ = LastConfirmedRead(ledger((3, 3, 2), (0, "b0 b1 b2")), fence=True)
+    assert not round_.answer(told(0, DOWN))
+    assert not round_.answer(told(0, OK, 4)), "to an earlier question"
+    assert not round_.answer(told(1, OK, 4))
+    assert round_.answer(told(2, OK, 4)) and round_.result == 4
+
+
 def test_nothing_is_proved_where_agreement_suffices() -> None:
     round_ = LastConfirmedRead(ledger((3, 3, 2), (0, "b0 b1 b2")), fence=False)
     for index, last in enumerate((4, 4, 2**62)):

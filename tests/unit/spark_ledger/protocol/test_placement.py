@@ -46,7 +46,7 @@ def test_shortage_names_bookies_and_reasons() -> None:
         "needs 3 writable bookies; 0 are registered. Start more bookies"
     )
     candidates = infos("b0 b1 b2") + infos("b3 b4", BookieState.READ_ONLY)
-    assert shortage(candidates, 3, silent=ids("b1 b4 gone")) == (
+    assert shortage(candidates, 3, silent=ids("b1 b4 gone also")) == (
         "needs 3 writable bookies; 5 are registered, of which 3 cannot be used now: "
         "b1 (did not answer), b4 (did not answer), "
         "b3 (read-only, as its disks are full or failing). Bring them back or start others"
@@ -86,6 +86,22 @@ def test_bookies_with_more_space_get_more_ledgers_within_bounds() -> None:
     assert parts["b2"] == pytest.approx(2, rel=0.1) and parts["b3"] == pytest.approx(3, rel=0.1)
     assert parts["b0"] == pytest.approx(parts["b5"], rel=0.2) == pytest.approx(0.1, rel=0.2)
     assert parts["b4"] == pytest.approx(1, rel=0.1)
+
+
+def test_weight_counts_where_nobody_has_been_given_anything_yet() -> None:
+    """Most clients make a ledger or two: were only what they gave divided by the weight, large
+    bookies would get no more of those than small ones."""
+    sizes = {"b0": 100, "b1": 100, "b2": 300}
+    candidates = [BookieInfo(BookieId(b), "h:1", free_bytes=size) for b, size in sizes.items()]
+    assert chosen(candidates) == ids("b0 b2 b1")
+    assert chosen(candidates, shuffle=turn) == ids("b2 b1 b0")
+    full = [
+        BookieInfo(b, "h:1", BookieState.READ_ONLY, free_bytes=10_000) for b in ids("b3 b4 b5 b6")
+    ]
+    assert chosen([*candidates, *full]) == ids("b0 b2 b1"), "who is not chosen is no measure"
+    silent = BookieInfo(BookieId("b1"), "h:1", free_bytes=0)
+    two = [candidates[0], silent, candidates[2]]
+    assert chosen(two) == ids("b0 b1 b2"), "it counts as the larger of two in the middle"
 
 
 def test_candidates_are_distinct() -> None:

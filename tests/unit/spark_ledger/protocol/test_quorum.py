@@ -68,7 +68,8 @@ def test_entries_of_an_index(quorums: Quorums) -> None:
             for last in range(first - 1, 3 * quorums.ensemble_size):
                 mine = [e for e in range(first, last + 1) if bookie_index in copies(e, quorums)]
                 assert list(quorum.entries_of_index(bookie_index, first, last, quorums)) == mine
-                ranges = quorum.ranges_of_index(bookie_index, first, last, quorums)
+                ranges = list(quorum.ranges_of_index(bookie_index, first, last, quorums))
+                assert all(low <= high for low, high in ranges), "none of them is empty"
                 assert [e for low, high in ranges for e in range(low, high + 1)] == mine
         for last in range(3 * quorums.ensemble_size):
             mine = [e for e in range(last + 1) if bookie_index in copies(e, quorums)]
@@ -135,6 +136,43 @@ def test_no_newer_confirmed(quorums: Quorums) -> None:
     for empty in map(set, subsets(quorums.ensemble_size)):
         possible = any(not acks & empty for acks in ack_quorums(ensemble, quorums))
         assert quorum.no_newer_confirmed(len(empty), quorums) == (not possible)
+
+
+def liars(window: set[int], quorums: Quorums) -> list[set[int]]:
+    """All sets of bookies of a write set that may lie at once (rule P5)."""
+    return [set(some) for some in combinations(window, quorums.write_quorum - quorums.ack_quorum)]
+
+
+@every_shape
+def test_supported_is_what_somebody_honest_says_whoever_lies(quorums: Quorums) -> None:
+    for supporters in subsets(quorums.ensemble_size):
+        believed = any(
+            all(supporters & window - lying for lying in liars(window, quorums))
+            for window in windows(quorums)
+        )
+        assert quorum.is_supported(supporters, quorums) == believed, sorted(supporters)
+
+
+@every_shape
+def test_agreement_suffices_if_any_ack_quorum_is_believed_without_the_mute(
+    quorums: Quorums,
+) -> None:
+    lie_max = quorums.write_quorum - quorums.ack_quorum
+    for mute in subsets(quorums.ensemble_size):
+        suffices = all(
+            len(acks - mute) > lie_max
+            for window in windows(quorums)
+            for acks in ack_quorums(window, quorums)
+        )
+        assert quorum.agreement_suffices(mute, quorums) == suffices, sorted(mute)
+
+
+@pytest.mark.parametrize("quorums", [q for q in SHAPES if q.ensemble_size < 5], ids=str)
+def test_told_is_what_every_coverage_believes(quorums: Quorums) -> None:
+    heard = [known for known in subsets(quorums.ensemble_size) if quorum.is_covered(known, quorums)]
+    for knowing in subsets(quorums.ensemble_size):
+        told = all(quorum.is_supported(knowing & known, quorums) for known in heard)
+        assert quorum.is_told(knowing, quorums) == told, sorted(knowing)
 
 
 class PerEntry:

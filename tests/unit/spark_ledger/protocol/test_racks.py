@@ -132,6 +132,32 @@ def test_least_loaded_is_taken_within_a_rack_and_among_equal_racks() -> None:
     assert placed is not None and placed.bookies == {0: "b0", 1: "b1", 2: "b2"}
 
 
+@pytest.mark.parametrize(
+    ("members", "candidates", "write_quorum", "chosen"),
+    [
+        (["/a", None, "/b", "/d"], ["/a", "/b", "/c"], 2, "b2"),
+        (["/x/1", "/x/1", "/y/1", None], ["/x/2", "/y/2"], 4, "b1"),
+        (["/x/1", "/x/2", "/y/1", None], ["/x/3", "/y/1"], 4, "b1"),
+    ],
+    ids=["of all write sets", "copies and not racks", "region before rack"],
+)
+def test_neighbours_are_in_other_regions_and_racks_as_far_as_there_are_any(
+    members: list[str | None], candidates: list[str], write_quorum: int, chosen: str
+) -> None:
+    """Nothing is demanded here: this is what every ledger gets without a policy."""
+    quorums = Quorums(4, write_quorum, 1)
+    placed = place(members, bookies(*candidates), quorums, PlacementPolicy())
+    assert placed is not None and placed.bookies == {members.index(None): chosen}
+
+
+def test_placement_with_faults_counts_the_racks_that_it_has_chosen_before() -> None:
+    """Six and five have a fault already, so the whole cannot adhere, and goes index by index."""
+    members = ["/x/5", "/x/1", None, None, "/x/2", "/x/3", "/x/3"]
+    candidates = bookies("/f/1", "/f/1", "/x/4")
+    placed = place(members, candidates, Quorums(7, 3, 1), PlacementPolicy(min_racks=3))
+    assert placed is not None and placed.bookies == {2: "b0", 3: "b2"}
+
+
 def test_loss_of_a_region_keeps_what_was_acknowledged() -> None:
     policy = PlacementPolicy(min_regions_for_durability=2)
     two = ["/eu/a", "/eu/b", "/us/a"]
@@ -160,6 +186,19 @@ def test_search_ends_at_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(racks_module, "PLACEMENT_STEPS_MAX", 1)
     placed = place([None] * 2, bookies("/a", "/b"), Quorums(2, 2, 1), TWO_RACKS)
     assert placed is not None and placed.faults == ()  # index by index finds it too
+    for bound, adheres_then in ((3, False), (4, True)):  # the first choice has to be taken back
+        monkeypatch.setattr(racks_module, "PLACEMENT_STEPS_MAX", bound)
+        members = ["/a", None, None, "/b"]
+        placed = place(members, bookies("/c", "/b"), Quorums(4, 2, 1), TWO_RACKS)
+        assert placed is not None and (not placed.faults) is adheres_then
+
+
+def test_every_bookie_that_there_is_may_have_to_move_in() -> None:
+    policy = PlacementPolicy(min_racks=3)
+    found = moves(["/a"] * 3, bookies("/b", "/c"), Quorums(3, 3, 2), policy)
+    assert sorted(found.values()) == ["b0", "b1"]
+    policy = PlacementPolicy(min_regions=2, min_racks=2)
+    assert moves(["/a"], bookies("/b"), Quorums(1, 1, 1), policy) == {}, "one copy adheres"
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,29 @@ def test_the_byte_cap_is_no_failure() -> None:
     assert reader.end(1, OK, 5) == [asks(1, 5)]
 
 
+def test_replica_that_goes_on_and_brings_nothing_more_is_asked_no_third_time() -> None:
+    reader = Reader()
+    reader.bring(1, 4)
+    assert reader.end(1, OK, 5) == [asks(1, 5)]
+    assert reader.end(1, OK, 5) == [asks(2, 5)]
+
+
+def test_replica_that_is_asked_late_has_all_of_its_time() -> None:
+    reader = Reader()
+    assert reader.end(1, DOWN, now=0.4) == [asks(2, 0)]
+    assert reader.machine.next_deadline == pytest.approx(0.9)
+    assert reader.tick(0.8) == [] and reader.tick(0.9) == [asks(0, 0)]
+    assert reader.machine.slow_indexes == {2}
+
+
+def test_error_names_the_entry_that_is_next() -> None:
+    reader = Reader()
+    reader.bring(1, 4)
+    for index in (1, 2):
+        reader.end(index, DOWN, 5)
+    assert "ledger 7 entry 5" in str(one(reader.end(0, DOWN, 5), Failed).error)
+
+
 def test_an_answer_with_nothing_in_it_is_a_failure() -> None:
     reader = Reader()
     assert reader.end(1, OK) == [asks(2, 0)]
@@ -162,6 +185,7 @@ def test_all_replicas_are_asked_then_only_waited_for() -> None:
     reader = Reader()
     assert reader.tick(0.5) and reader.tick(1.0)
     assert reader.tick(1.5) == []
+    assert reader.machine.next_deadline == 2.0, "a time that has passed would be looked at for ever"
     for bookie_index in (0, 1):
         assert reader.end(bookie_index, DOWN) == []
     assert isinstance(one(reader.end(2, DOWN), Failed).error, BookieUnavailableError)
@@ -250,6 +274,14 @@ def test_pauses_of_busy_replicas_begin_anew_with_each_entry() -> None:
     all_busy(reader, 2.0)
     due = reader.machine.next_deadline
     assert due is not None and due - 2.0 <= BUSY_PAUSE_S
+
+
+def test_busy_replicas_are_waited_for_from_the_last_entry_that_was_brought() -> None:
+    reader = Reader()
+    later = 2 * READ_TIMEOUT_S
+    reader.bring(1, 4, now=later)
+    assert all_busy(reader, later) == []
+    assert only(all_busy(Reader(), later), Failed), "who was never brought any has waited enough"
 
 
 def test_missing_everywhere_but_on_busy_replicas_is_not_missing() -> None:

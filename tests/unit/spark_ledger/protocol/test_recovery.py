@@ -303,4 +303,7 @@ def test_a_lane_before_the_hole_must_answer() -> None:
     recoverer = striped()
     recoverer.end(1, NO, 1, lane=1)
     recoverer.end(0, DOWN, 0, lane=0)
-    assert "entry 0" in str(error_of(recoverer.end(1, DOWN, 0, lane=0)))
+    commands = recoverer.end(1, DOWN, 0, lane=0)
+    assert "entry 0" in str(error_of(commands))
+    cancelled = [(cancel.bookie_index, cancel.lane) for cancel in only(commands, CancelRead)]
+    assert sorted(cancelled) == [(0, 2), (2, 1), (2, 2)]

@@ -6,6 +6,7 @@ from spark_ledger.errors import (
     RecoveryError,
     UnauthorizedError,
 )
+from spark_ledger.limits.client import STALLED_BOOKIES_WAIT_S
 from spark_ledger.protocol.events import (
     ChooseBookies,
     CloseAppender,
@@ -19,6 +20,7 @@ from tests.unit.spark_ledger.protocol.ledgers import fragment, ids, ledger, one,
 from tests.unit.spark_ledger.protocol.recovery_driver import (
     DOWN,
     NO,
+    OK,
     REFUSED,
     Recoverer,
     error_of,
@@ -121,7 +123,80 @@ def test_a_silent_bookie_fails_after_the_timeout() -> None:
     assert recoverer.tick(5.9) == []
     commands = recoverer.tick(6.0)
     assert only(commands, CloseAppender) == [CloseAppender(0), CloseAppender(1)]
-    assert one(commands, ChooseBookies).indexes == (0, 1)
+    asked = one(commands, ChooseBookies)
+    assert asked.indexes == (0, 1) and asked.failed == {}, "a recovery waits for nobody's return"
+
+
+def test_a_bookie_that_is_busy_for_very_long_fails() -> None:
+    recoverer = found_one()
+    recoverer.ack(0, "b0", 0)
+    for second in range(int(STALLED_BOOKIES_WAIT_S)):
+        recoverer.now = float(second)
+        recoverer.fail(1, "b1", BookieStatus.TOO_MANY_REQUESTS)
+        recoverer.fail(2, "b2", BookieStatus.TOO_MANY_REQUESTS)
+        assert not only(recoverer.tick(second + 0.99), ChooseBookies)
+    asked = one(recoverer.tick(STALLED_BOOKIES_WAIT_S), ChooseBookies)
+    assert asked.indexes == (1, 2)
+
+
+def test_each_replacement_keeps_those_before_it() -> None:
+    recoverer = Recoverer()
+    recoverer.fenced()
+    recoverer.bring(2, 0)
+    recoverer.fail(1, "b1")
+    recoverer.choose(i1="b3")
+    for index, bookie in enumerate(ids("b0 b3 b2")):
+        recoverer.ack(index, bookie, 0)
+    recoverer.bring(2, 1)
+    recoverer.fail(0, "b0")
+    recoverer.choose(i0="b4")
+    recoverer.ack(2, "b2", 1)
+    recoverer.ack(1, "b3", 1)
+    recoverer.end(0, NO, 2)
+    assert one(recoverer.end(1, NO, 2), TellLength)
+    closing = one(recoverer.length(20), WriteMetadata).metadata
+    assert closing.fragments == (fragment(0, "b0 b3 b2"), fragment(1, "b4 b3 b2"))
+
+
+def test_what_a_live_bookie_owes_may_be_sent_again() -> None:
+    """The shell keeps the frames of entries above this."""
+    recoverer = found_one()
+    assert recoverer.machine.held_by_all == -1
+    recoverer.ack(0, "b0", 0)
+    recoverer.fail(1, "b1", BookieStatus.TOO_MANY_REQUESTS)
+    assert recoverer.machine.held_by_all == -1
+    recoverer.ack(2, "b2", 0)
+    assert recoverer.machine.held_by_all == -1, "b1 will be sent it again"
+
+
+def test_next_look_of_a_recovery_is_at_silence_or_at_who_was_not_replaced() -> None:
+    recoverer = found_one()
+    assert recoverer.machine.next_deadline == 5.0
+    recoverer.ack(0, "b0", 0)
+    recoverer.now = 2.0
+    recoverer.fail(1, "b1")
+    recoverer.choose()
+    assert recoverer.machine.next_deadline == 5.0, "b2 is silent"
+    recoverer.now = 4.0
+    recoverer.end(2, NO, 1)
+    one(recoverer.ack(2, "b2", 0), TellLength)
+    assert recoverer.machine.next_deadline is None, "only an answer is waited for"
+
+
+def test_nothing_is_found_or_asked_behind_the_end() -> None:
+    recoverer = found_one()
+    assert recoverer.bring(2, 1) == [], "two have denied it: nobody was promised it"
+    assert recoverer.end(2, OK, 2) == []
+    recoverer.ack(0, "b0", 0)
+    assert one(recoverer.ack(2, "b2", 0), TellLength).entry_id == 0
+
+
+def test_one_refusal_of_the_password_is_not_why_too_few_store_the_end() -> None:
+    recoverer = found_one()
+    recoverer.fail(1, "b1", REFUSED)
+    recoverer.fail(2, "b2", DOWN)
+    recoverer.choose()
+    assert type(error_of(recoverer.choose())) is RecoveryError
 
 
 def test_a_stale_acknowledgement_counts_nothing() -> None:

@@ -111,6 +111,17 @@ async def test_loop_that_stands_still_again_and_again_is_excused_once() -> None:
 
 
 @in_virtual_time
+async def test_each_answer_is_excused_once() -> None:
+    """A stream of an hour may meet a loop that stands still more than once."""
+    call = Call(10.0)
+    loop = asyncio.get_running_loop()
+    for _ in range(3):
+        loop.call_later(5.0, stand_still, 20.0)
+        assert await call.read(25.0 + LOOP_LATE_S / 2) == "answer"
+    assert not call.bound.expired
+
+
+@in_virtual_time
 async def test_many_answers_set_few_timers() -> None:
     """A timer for each chunk costs as much as a twentieth of reading it."""
     loop = asyncio.get_running_loop()

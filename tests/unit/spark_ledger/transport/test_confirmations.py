@@ -38,7 +38,8 @@ class Bookie:
         assert [request.last_add_confirmed, *(m.last_add_confirmed for m in request.more)] == [
             10 * ledger_id for ledger_id in ledgers
         ]
-        assert {request.access_key, *(each.access_key for each in request.more)} == {b"key"}
+        keys = [request.access_key, *(each.access_key for each in request.more)]
+        assert keys == [b"key of %d" % ledger_id for ledger_id in ledgers]
         self.asked.append(ledgers)
         self.timeouts.append(timeout_s)
         if self.holds:
@@ -56,7 +57,10 @@ class Bookie:
 
     def tell(self, ledger_id: int, timeout_s: float = 1.0) -> asyncio.Future[BookieStatus]:
         return self.confirmations.tell(
-            LedgerId(ledger_id), EntryId(10 * ledger_id), access_key=b"key", timeout_s=timeout_s
+            LedgerId(ledger_id),
+            EntryId(10 * ledger_id),
+            access_key=b"key of %d" % ledger_id,
+            timeout_s=timeout_s,
         )
 
 
@@ -76,6 +80,9 @@ async def test_tellings_of_one_turn_share_a_call() -> None:
 @in_virtual_time
 async def test_more_than_a_message_holds_take_several_calls_in_order() -> None:
     bookie = Bookie()
+    for number in range(3):
+        assert await bookie.tell(2 * number) is OK
+    bookie.asked.clear()
     told = [bookie.tell(2 * number) for number in range(2 * MOST + 1)]
     assert set(await asyncio.gather(*told)) == {OK}
     assert [len(ledgers) for ledgers in bookie.asked] == [MOST, MOST, 1]
@@ -104,6 +111,7 @@ async def test_older_bookie_that_sees_the_first_only_is_told_all() -> None:
     bookie.is_old = True
     told = [bookie.tell(number) for number in range(9)]
     assert await asyncio.gather(*told) == [FENCED if n % 2 else OK for n in range(9)]
+    assert [ledgers[0] for ledgers in bookie.asked] == list(range(9)), "in order"
     bookie.is_old = False
     bookie.asked.clear()
     told = [bookie.tell(number) for number in range(2 * MOST)]
@@ -124,6 +132,19 @@ async def test_failure_of_a_call_is_that_of_each_telling() -> None:
             await told
     bookie.failure = None
     assert await bookie.tell(2) is OK
+
+
+@in_virtual_time
+async def test_caller_that_leaves_does_not_keep_others_from_their_error() -> None:
+    bookie = Bookie()
+    bookie.holds = True
+    bookie.failure = LedgerClosedError("the transport is closed")
+    leaves, stays = bookie.tell(2), bookie.tell(4)
+    await settle()
+    leaves.cancel()
+    bookie.go_on()
+    with pytest.raises(LedgerClosedError):
+        await stays
 
 
 @in_virtual_time

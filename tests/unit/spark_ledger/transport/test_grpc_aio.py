@@ -22,12 +22,7 @@ from spark_ledger.limits.entries import READ_CHUNK_BYTES_TARGET
 from spark_ledger.runs import EntryRun
 from spark_ledger.transport import grpc_aio
 from spark_ledger.transport.base import AddResult, LastConfirmed
-from spark_ledger.transport.channel import (
-    GrpcOptions,
-    channel_options,
-    failure_of,
-    open_channel,
-)
+from spark_ledger.transport.channel import GrpcOptions, open_channel
 from spark_ledger.transport.grpc_aio import GrpcTransport
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
 from tests.contracts.scripted_bookie import ScriptedBookie
@@ -242,6 +237,33 @@ def test_a_refused_connection_is_tried_anew_on_the_next_use(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(("rest_s", "connections"), [(0.0, 3), (60.0, 1)])
+def test_refused_connection_rests_before_it_is_tried_anew_where_the_bookie_was_last(
+    rest_s: float, connections: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when the bookie has lost its registration meanwhile."""
+    made: list[str] = []
+
+    def counted(address: str, options: GrpcOptions) -> grpc.aio.Channel:
+        made.append(address)
+        return open_channel(address, options)
+
+    monkeypatch.setattr(grpc_aio, "open_channel", counted)
+    registered: list[str | None] = ["127.0.0.1:1", None, None]
+
+    async def main() -> None:
+        options = GrpcOptions(reconnect_interval_s=rest_s)
+        transport = GrpcTransport(lambda _bookie_id: registered.pop(0), options)
+        for _ in range(3):
+            end = await transport.read_last_confirmed(BOOKIE, LEDGER, timeout_s=5)
+            assert end.status is BookieStatus.UNAVAILABLE
+            assert "not registered" not in end.message
+        await transport.close()
+
+    asyncio.run(main())
+    assert made == ["127.0.0.1:1"] * connections
+
+
 @on_loop
 async def test_a_connection_that_went_silent_is_found(bookies: Bookies) -> None:
     bookie = ScriptedBookie()
@@ -376,30 +398,6 @@ def test_a_process_with_connections_may_fork_children_that_use_none() -> None:
     )
     assert outcome.returncode == 0, outcome.stderr
     assert "fork()" not in outcome.stderr  # the handlers say that they were skipped
-
-
-@pytest.mark.parametrize(
-    ("code", "status"),
-    [
-        (grpc.StatusCode.UNAVAILABLE, BookieStatus.UNAVAILABLE),
-        (grpc.StatusCode.CANCELLED, BookieStatus.UNAVAILABLE),
-        (grpc.StatusCode.INTERNAL, BookieStatus.UNAVAILABLE),
-        (grpc.StatusCode.DEADLINE_EXCEEDED, BookieStatus.TIMEOUT),
-        (grpc.StatusCode.RESOURCE_EXHAUSTED, BookieStatus.TOO_MANY_REQUESTS),
-        (grpc.StatusCode.INVALID_ARGUMENT, BookieStatus.BAD_REQUEST),
-        (grpc.StatusCode.UNKNOWN, BookieStatus.IO_ERROR),
-    ],
-)
-def test_failures_of_grpc_are_statuses(code: grpc.StatusCode, status: BookieStatus) -> None:
-    error = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), "why")
-    assert failure_of(error) == (status, "why")
-    assert not status.is_denial
-
-
-def test_times_become_milliseconds() -> None:
-    options = dict(channel_options(GrpcOptions(keepalive_interval_s=1.5, connect_timeout_s=2)))
-    assert options["grpc.keepalive_time_ms"] == 1500
-    assert options["grpc.min_reconnect_backoff_ms"] == 2000
 
 
 @on_loop

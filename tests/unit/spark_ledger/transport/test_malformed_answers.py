@@ -17,7 +17,7 @@ from spark_ledger.transport.base import AddResult
 from spark_ledger.transport.grpc_aio import GrpcTransport
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
-from spark_ledger.wire.codec import SERVICE_NAME
+from spark_ledger.wire.codec import SERVICE_NAME, status_from_wire
 
 BOOKIE = BookieId("b")
 LEDGER = LedgerId(7)
@@ -121,6 +121,59 @@ def test_bookie_of_a_former_version_lists_all_entries_at_once() -> None:
             assert listed == (BookieStatus.OK, [(0, 3), (5, 8), (10, 13)], None)
             listed = await transport.list_entries(BOOKIE, LEDGER, EntryId(6), timeout_s=5)
             assert listed == (BookieStatus.OK, [(6, 8), (10, 13)], None)
+
+    asyncio.run(main())
+
+
+def test_page_is_taken_with_its_borders_and_where_it_goes_on() -> None:
+    """The last entry of one page may be the first that the next one is asked for."""
+    ranges = [pb.EntryRange(first_entry=n, last_entry=n + 3) for n in (0, 5)]
+    answer = pb.ListEntriesResponse(ranges=ranges, next_entry=9)
+
+    async def main() -> None:
+        async with talking_nonsense(answer.SerializeToString()) as transport:
+            for first, held in ((3, [(3, 3), (5, 8)]), (4, [(5, 8)]), (8, [(8, 8)])):
+                listed = await transport.list_entries(BOOKIE, LEDGER, EntryId(first), timeout_s=5)
+                assert listed == (BookieStatus.OK, held, 9)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("status", [pb.NO_SUCH_LEDGER, pb.TOO_MANY_REQUESTS])
+def test_refusal_to_list_is_handed_on(status: pb.Status) -> None:
+    """A ledger that is not there is no empty one."""
+    answer = pb.ListEntriesResponse(status=status, has_ledgers=True, ledger_ids=[LEDGER])
+
+    async def main() -> None:
+        async with talking_nonsense(answer.SerializeToString()) as transport:
+            listed = await transport.list_entries(BOOKIE, LEDGER, timeout_s=5)
+            assert listed == (status_from_wire(status), [], None)
+            ledgers = await transport.list_ledgers(BOOKIE, LEDGER, timeout_s=5)
+            assert ledgers == (status_from_wire(status), [])
+
+    asyncio.run(main())
+
+
+def test_ledgers_are_listed_from_the_one_that_is_asked_for() -> None:
+    answer = pb.ListEntriesResponse(has_ledgers=True, ledger_ids=[LEDGER, LEDGER + 1, LEDGER + 5])
+
+    async def main() -> None:
+        async with talking_nonsense(answer.SerializeToString()) as transport:
+            listed = await transport.list_ledgers(BOOKIE, LEDGER, timeout_s=5)
+            assert listed == (BookieStatus.OK, [LEDGER, LEDGER + 1, LEDGER + 5])
+
+    asyncio.run(main())
+
+
+def test_end_of_a_ledger_arrives_as_it_was_said() -> None:
+    answer = pb.ReadLastConfirmedResponse(
+        status=pb.OK, last_add_confirmed=3, last_entry=8, fenced=True, message="so\nbe it"
+    )
+
+    async def main() -> None:
+        async with talking_nonsense(answer.SerializeToString()) as transport:
+            end = await transport.read_last_confirmed(BOOKIE, LEDGER, timeout_s=5)
+            assert end == (BookieStatus.OK, 3, 8, True, "so?be it")
 
     asyncio.run(main())
 
