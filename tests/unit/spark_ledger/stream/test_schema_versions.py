@@ -130,3 +130,30 @@ def test_new_columns_of_one_micro_batch_follow_one_another() -> None:
         assert "".join(third.schema.names) == "abcd"
 
     run(scenario())
+
+
+def test_rows_of_two_schemas_that_expect_one_version_are_two_segments() -> None:
+    """Another process adds its column first, while a micro-batch with both is written."""
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await StreamCatalog(ledgers).create("s", schema("a"))
+        writer = stream.writer(merge_schema=True)
+        await writer.write(pa.table({"a": [1], "b": [10]}))
+        await (await another(ledgers)[1].open("s")).merge_schema(schema("ax"))
+        await writer.write(pa.table({"a": [2], "x": [20]}))
+        await writer.write(pa.table({"a": [3], "b": [30]}))
+        segments = await writer.finish()
+        assert [each.rows for each in segments] == [1, 1, 1]
+        await stream.commit_segments(segments)
+        await writer.close()
+        fresh = await another(ledgers)[1].open("s")
+        assert sorted(fresh.schema.names) == ["a", "b", "x"]
+        rows = [row async for each in fresh.read() for row in each.to_pylist()]
+        assert rows == [
+            {"a": 1, "x": None, "b": 10},
+            {"a": 2, "x": 20, "b": None},
+            {"a": 3, "x": None, "b": 30},
+        ]
+
+    run(scenario())
