@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from spark_ledger.errors import CorruptionError
+from spark_ledger.errors import CorruptionError, DataLossError
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.commit import commit_log, committer, sealer
 from spark_ledger.stream.format import codec
@@ -202,3 +202,25 @@ def test_damaged_order_is_not_sealed_where_one_leaf_follows_another(
 
     for field in ("first_segment", "rows_before", "bytes_before"):
         run(scenario(field))
+
+
+def test_record_of_a_commit_that_is_lost_and_not_truncated_is_data_loss() -> None:
+    """Its transaction was applied, and what became of its rows is not that somebody dropped
+    them."""
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await stream_of(ledgers, 4)
+        record = await stream.last_transaction("q")
+        assert record is not None and record.commit == 3
+
+        async def lost(_: int) -> Commit:
+            raise DataLossError("the manifests cannot be read")
+
+        stream._log.get = lost  # type: ignore[method-assign]
+        with pytest.raises(DataLossError, match="cannot be read"):
+            await stream.commit_of(record)
+        await stream.retention.truncate("latest")
+        assert (await stream.commit_of(record)).truncated
+
+    run(scenario())
