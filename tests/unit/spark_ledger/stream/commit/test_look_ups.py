@@ -158,6 +158,7 @@ def test_many_commits_at_once_are_sealed_in_bounded_steps_and_all_are_found(
     small_manifests(monkeypatch, leaf=2, fan_out=2, kept=1)
     monkeypatch.setattr(sealer, "SEAL_EVERY", 1000)
     monkeypatch.setattr(sealer, "LEAVES_PER_SEAL_MAX", 3)
+    monkeypatch.setattr(sealer, "SEAL_BUDGET_S", 60.0)
 
     async def scenario() -> None:
         ledgers = FakeLedgers()

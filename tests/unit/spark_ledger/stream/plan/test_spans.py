@@ -56,8 +56,8 @@ def test_spans_keep_to_the_limits_or_leave_it_to_a_finer_plan(
     sizes: list[int], limits: PlanLimits, commits: list[int] | None
 ) -> None:
     found = spans(sizes, limits)
-    assert (found and [len(each.commits) for each in found]) == commits
-    if found:
+    assert (None if found is None else [len(each.commits) for each in found]) == commits
+    if found is not None:
         assert [each.replica_hint for each in found] == list(range(len(found)))
         assert [each.commits.start for each in found[1:]] == [
             each.commits.stop for each in found[:-1]
