@@ -83,7 +83,12 @@ def test_filters_of_a_commit_are_folded_no_more_than_they_have_to_be(
     assert [each and len(each.key_filter) for each in found] == sizes
 
 
-KEYS = pa.schema({"id": pa.int64(), "text": pa.string(), "at": pa.timestamp("us", tz="UTC")})
+COLUMNS: dict[str, pa.DataType] = {
+    "id": pa.int64(),
+    "text": pa.string(),
+    "at": pa.timestamp("us", tz="UTC"),
+}
+KEYS = pa.schema(COLUMNS)
 
 
 def config(*key_columns: str, time_column: str | None = None) -> StreamConfig:

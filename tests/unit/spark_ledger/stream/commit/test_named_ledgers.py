@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from spark_ledger.errors import NoSuchLedgerError, OutcomeUnknownError, RetryableError
+from spark_ledger.limits.metadata import METADATA_ATTEMPTS
 from spark_ledger.metadata.base import Check, Create, Operation
 from spark_ledger.metadata.ledgers import ledger_path
 from spark_ledger.metadata.memory import MemoryMetadataStore
@@ -215,7 +216,7 @@ def test_ledgers_that_cannot_be_named_ahead_end_the_commit(monkeypatch: pytest.M
         segments = await ledgers.made(3)
         sent = 0
 
-        async def lost(_: Sequence[Operation]) -> None:
+        async def lost(operations: Sequence[Operation]) -> None:
             nonlocal sent
             sent += 1
             assert sent < 20, "for ever"
@@ -224,7 +225,7 @@ def test_ledgers_that_cannot_be_named_ahead_end_the_commit(monkeypatch: pytest.M
         ledgers.store.transaction = lost  # type: ignore[method-assign]
         with pytest.raises(RetryableError, match="nothing was committed"):
             await stream.commit_segments(segments)
-        assert sent == committer.METADATA_ATTEMPTS
+        assert sent == METADATA_ATTEMPTS
 
     run(scenario())
 

@@ -110,7 +110,7 @@ def test_index_of_another_pack_or_stream_is_refused() -> None:
     assert decoded(INDEX).segment_starts[-1] == 8
     for other in ({"first_segment": 11}, {"stream_id": "t"}):
         with pytest.raises(CorruptionError, match="the index of another pack"):
-            decoded(INDEX, **other)  # type: ignore[arg-type]
+            decoded(INDEX, **other)
 
 
 def test_index_that_unpacks_to_more_than_a_reader_takes_is_refused(

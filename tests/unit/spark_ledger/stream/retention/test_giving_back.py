@@ -10,6 +10,7 @@ import pytest
 from spark_ledger.errors import ConflictError
 from spark_ledger.metadata.base import Check, Operation
 from spark_ledger.stream.catalog import StreamCatalog
+from spark_ledger.stream.commit.commit_log import NamedLedgers
 from spark_ledger.stream.packs.format import encode_packs
 from spark_ledger.stream.packs.model import Pack, Packs
 from spark_ledger.stream.retention import reclaim
@@ -239,10 +240,10 @@ class Log:
         self.dropped = dropped
         self.read: list[int] = []
 
-    async def ledgers(self, numbers: Sequence[int]) -> dict[int, reclaim.NamedLedgers]:
+    async def ledgers(self, numbers: Sequence[int]) -> dict[int, NamedLedgers]:
         assert all(n >= self.dropped for n in numbers), "their pages are gone"
         self.read += numbers
-        return {n: reclaim.NamedLedgers(self.named[n], None) for n in numbers}
+        return {n: NamedLedgers(self.named[n], None) for n in numbers}
 
 
 @pytest.mark.parametrize("kept", [0, 1, 1000])

@@ -125,7 +125,7 @@ def test_change_that_loses_every_race_ends_and_says_so(monkeypatch: pytest.Monke
         ledgers, stream = await stream_of(4, retention=Retention(rows=1))
         await stream.retention.hold("slow", (1,), for_s=60)
 
-        async def lost(_: Sequence[Operation]) -> None:
+        async def lost(operations: Sequence[Operation]) -> None:
             raise ConflictError("another was first")
 
         ledgers.store.transaction = lost  # type: ignore[method-assign]
