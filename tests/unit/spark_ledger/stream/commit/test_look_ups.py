@@ -215,7 +215,7 @@ def test_record_of_a_commit_that_is_lost_and_not_truncated_is_data_loss() -> Non
         record = await stream.last_transaction("q")
         assert record is not None and record.commit == 3
 
-        async def lost(_: int) -> Commit:
+        async def lost(number: int) -> Commit:
             raise DataLossError("the manifests cannot be read")
 
         stream._log.get = lost  # type: ignore[method-assign]

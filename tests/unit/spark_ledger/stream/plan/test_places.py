@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from spark_ledger.limits.stream import LOCATED_S
 from spark_ledger.stream.packs.model import Pack, Packs
 from spark_ledger.stream.plan import locate
 from spark_ledger.stream.plan.balance import Unit, units_of
@@ -47,7 +48,7 @@ def test_open_ledger_is_as_old_as_the_question_and_not_as_the_answer() -> None:
     class Slow(Counted):
         async def ledger_metadata(self, ledger_id: int) -> LedgerMetadata:
             found = await super().ledger_metadata(ledger_id)
-            await asyncio.sleep(locate.LOCATED_S / 2)
+            await asyncio.sleep(LOCATED_S / 2)
             return found
 
     async def test() -> None:
@@ -55,10 +56,10 @@ def test_open_ledger_is_as_old_as_the_question_and_not_as_the_answer() -> None:
         await ledgers.create_ledger()
         locator, ids = Locator(ledgers), [LedgerId(each) for each in ledgers.ledgers]
         await locator.locate(ids)
-        await asyncio.sleep(locate.LOCATED_S * 0.4)
+        await asyncio.sleep(LOCATED_S * 0.4)
         await locator.locate(ids)
         assert len(ledgers.looked_up) == 1
-        await asyncio.sleep(locate.LOCATED_S * 0.2)
+        await asyncio.sleep(LOCATED_S * 0.2)
         await locator.locate(ids)
         assert len(ledgers.looked_up) == 2
 
