@@ -300,15 +300,15 @@ class Stream:
 
     async def first_commit_since(self, time_ms: int) -> Commit | None:
         """The first commit made at this time (ms since 1970) or later, or None."""
-        return await self._log.first_since(await self.head(), time_ms)
+        return await self._log.first_since(await self._watch.read(), time_ms)
 
     async def position_at_timestamp(self, time_ms: int) -> Dlsn:
         """The first row committed at this time or later; the end of the stream without one."""
-        return await self._log.position_since(await self.head(), time_ms)
+        return await self._log.position_since(await self._watch.read(), time_ms)
 
     async def position_of_row(self, row: int) -> Dlsn:
         """Where a row is, by how many were committed before it: see ``CommitLog``."""
-        return await self._log.position_of_row(await self.head(), row)
+        return await self._log.position_of_row(await self._watch.read(), row)
 
     async def position_of(self, sink_id: str, transaction_id: int) -> Dlsn | None:
         """The first row of a sink's transaction; of its next one, if it made none of this number.
@@ -466,20 +466,20 @@ class Stream:
         """Both positions as DLSNs; the start is not truncated, and neither is behind the end."""
         parsed = parse_position(start), parse_position(end)
         named = [position for position in parsed if isinstance(position, Dlsn)]
-        head = await self._head_reaching(max(named)) if named else await self._watch.read()
+        head = await self._head_reaching(max(named, default=Dlsn(0)), latest=len(named) < 2)
         words = {"earliest": head.earliest, "latest": head.end}
         first, last = (words[p] if isinstance(p, str) else p for p in parsed)
         if first < last:
             self._refuse_truncated(first, head)
         return first, last
 
-    async def _head_reaching(self, position: Dlsn) -> Head:
-        """A head that reaches a position.
+    async def _head_reaching(self, position: Dlsn, *, latest: bool = False) -> Head:
+        """A head that reaches a position; ``latest``: read it, whatever is known of it.
 
         Positions also come from other processes, whose metadata server may be ahead of ours, so
         ours is asked again for a while before the position counts as wrong.
         """
-        head = await self.head()
+        head = await (self._watch.read() if latest else self.head())
         for _ in range(STALE_READ_RETRIES):
             if head.end >= position:
                 return head

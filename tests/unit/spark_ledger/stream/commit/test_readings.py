@@ -8,8 +8,10 @@ from spark_ledger.errors import ConflictError, NoSuchStreamError
 from spark_ledger.metadata.memory import MemoryMetadataStore, Outcome
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.commit import committer
-from spark_ledger.stream.model import Commit
+from spark_ledger.stream.commit.commit_rules import Proposal
+from spark_ledger.stream.model import Commit, Head
 from spark_ledger.stream.stream import Stream
+from spark_ledger.types import Versioned
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.world import SCHEMA, Faults, another, loose, run
 
@@ -169,5 +171,45 @@ def test_lost_transaction_of_a_writer_that_is_alone_is_looked_up(lost: Outcome) 
         assert two.since()[0] >= 2
         await two.commit()
         assert await two.numbers() == [0, 1, 2, 3, 4]
+
+    run(scenario())
+
+
+def test_sinks_of_one_process_that_take_turns_are_decided_by_their_own_records() -> None:
+    async def scenario() -> None:
+        made = await writers(commits=3)
+        for transaction in (10, 20):
+            await made.commit("q", transaction)
+            assert (await made.commit("p", transaction - 8)).applied
+            await made.mine.commit_segments([loose()])
+            assert (await made.commit("p", transaction - 4)).applied
+            with pytest.raises(ConflictError):
+                await made.commit("q", transaction - 1)
+            assert not (await made.commit("p", transaction - 4)).applied
+        assert [n for n in (await made.numbers())[3:] if n] == [10, 2, 6, 20, 12, 16]
+        for sink, last in (("q", 20), ("p", 16)):
+            record = await made.theirs.last_transaction(sink)
+            assert record is not None and record.transaction_id == last
+
+    run(scenario())
+
+
+def test_reading_that_a_new_connection_overtakes_is_of_the_one_before() -> None:
+    """The store may have been restored between the answer and now."""
+
+    async def scenario() -> None:
+        made = await writers()
+        readings, store = made.mine._committer.readings, made.mine._nodes.store
+        assert isinstance(store, MemoryMetadataStore)
+        read, before = made.mine._watch.heads.read, store.connections
+
+        async def overtaken() -> Versioned[Head]:
+            found = await read()
+            store.reconnect()
+            return found
+
+        made.mine._watch.heads.read = overtaken  # type: ignore[method-assign]
+        reading = await readings.of(Proposal((), "q", 9), latest=True)
+        assert reading.connection == before != store.connections
 
     run(scenario())

@@ -14,6 +14,7 @@ import pytest
 from spark_ledger.errors import CorruptionError, EntryTooLargeError
 from spark_ledger.limits import KIB, MIB
 from spark_ledger.limits.entries import ENTRY_PAYLOAD_BYTES_MAX
+from spark_ledger.stream.format import entries as entries_module
 from spark_ledger.stream.format.entries import (
     HEADER,
     EntryEncoder,
@@ -276,3 +277,18 @@ def test_an_entry_of_another_schema_is_refused_not_misread() -> None:
 
 def test_the_header_is_sixteen_bytes_so_that_arrow_stays_aligned() -> None:
     assert HEADER.size == 16
+
+
+@pytest.mark.parametrize("large", [0, 3, 6, 10, 29])
+def test_row_that_does_not_fit_is_named_by_its_number_in_all_that_was_added(
+    large: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it comes in the first batch or a later one, in a slice or in a half of one."""
+    monkeypatch.setattr(entries_module, "ENTRY_PAYLOAD_BYTES_MAX", 4096)
+    schema = pa.schema({"t": pa.string()})
+    made = EntryEncoder(schema, 0, compression=Compression.NONE, entry_bytes=1024)
+    values = ["x" * (8000 if n == large else 200) for n in range(30)]
+    with pytest.raises(EntryTooLargeError, match=f"row {large} "):
+        for start in range(0, 30, 4):
+            made.add(pa.record_batch({"t": values[start : start + 4]}, schema=schema))
+        made.flush()
