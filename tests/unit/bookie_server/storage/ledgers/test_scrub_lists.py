@@ -106,25 +106,48 @@ def test_block_that_was_copied_meanwhile_is_lacking_where_it_is_now() -> None:
     assert not directory.index.rows(L) and directory.lacking.logs() == {7}
 
 
-@pytest.mark.parametrize("changes", [1, 2, 3])
-def test_block_that_fails_once_at_each_place_is_whole(changes: int) -> None:
-    """It may be copied again and again; only one that fails twice where it is, is damaged."""
+@pytest.mark.parametrize(
+    ("reads", "is_bad"),
+    [
+        (["fails", "good"], False),
+        (["moves", "good"], False),
+        (["moves", "fails", "good"], False),
+        (["fails", "moves", "fails", "good"], False),
+        (["fails", "fails"], True),
+        (["moves", "fails", "fails"], True),
+    ],
+)
+def test_block_is_damaged_if_two_reads_fail_where_it_is(reads: list[str], is_bad: bool) -> None:
+    """A disk may fail once, and a copy may be made meanwhile, again and again."""
     directory = Directory(row(0, 4, BAD))
-    left = changes
+    numbers = iter(range(len(reads)))
 
-    def move() -> None:
-        nonlocal left
-        left -= 1
-        now = directory.index.rows(L)[0]
-        directory.bad = {now.location} if left >= 0 else set()
-        if left >= 0:
+    def before_read() -> None:
+        number = next(numbers)
+        (now,) = directory.index.rows(L)
+        directory.bad = set() if reads[number] == "good" else {now.location}
+        if reads[number] == "moves":
             update = directory.index.begin()
-            update.move_row(L, now, BlockLocation(10 + left, 4096, 100))
+            update.move_row(L, now, BlockLocation(10 + number, 4096, 100))
             update.commit()
 
-    directory.before_read = move
-    assert directory.run() == () and len(directory.index.rows(L)) == 1
-    assert directory.scrub.counts.bad_blocks == 0
+    directory.before_read = before_read
+    assert bool(directory.run()) is is_bad
+    assert directory.scrub.counts.bad_blocks == is_bad and next(numbers, None) is None
+
+
+def test_row_that_goes_while_it_is_read_is_neither_damaged_nor_read() -> None:
+    directory = Directory(row(0, 4, GOOD), row(5, 9, BAD))
+
+    def delete() -> None:
+        if directory.scrub.counts.blocks == 1:
+            update = directory.index.begin()
+            update.delete_row(L, row(5, 9, BAD))
+            update.commit()
+
+    directory.before_read = delete
+    assert directory.run() == ()
+    assert directory.scrub.counts.blocks == 1, "nor is the row before it, once more"
 
 
 @pytest.mark.parametrize(("named", "recorded"), [(9, 4), (4, 9), (-1, 9), (9, -1)])
