@@ -78,13 +78,16 @@ class Pair:
         done: list[object] = []
         if kind == "append":
             row = self.row(updates[1].last_entry(ledger_id) + draw.randint(1, 3))
-            done = [each.append_row(ledger_id, row) for each in updates]
+            for each in updates:
+                each.append_row(ledger_id, row)
         elif kind == "put":
             row = self.row(draw.randrange(ENTRIES))
-            done = [each.put_row(ledger_id, row) for each in updates]
+            for each in updates:
+                each.put_row(ledger_id, row)
         elif kind == "record" and ledger_id not in gone:
             record = LedgerRecord(b"h" * 32 * draw.randint(0, 1), draw.random() < 0.5)
-            done = [each.put_ledger_record(ledger_id, record) for each in updates]
+            for each in updates:
+                each.put_ledger_record(ledger_id, record)
         elif kind == "move":
             row = draw.choice([*stored, self.row(3)])
             to = BlockLocation(4, 4096, row.location.length)

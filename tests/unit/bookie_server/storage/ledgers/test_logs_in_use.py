@@ -7,7 +7,7 @@ import pytest
 from bookie_server.storage.blocks import encode_run
 from bookie_server.storage.journal.waiting import RunPlace
 from bookie_server.storage.ledgers.write_cache import CachedRun, WriteCache
-from spark_ledger.types import NO_ENTRY, BookieStatus, LedgerId
+from spark_ledger.types import NO_ENTRY, BookieStatus, EntryId, LedgerId
 from tests.unit.bookie_server.storage.ledgers.test_compaction import (
     compact,
     delete,
@@ -81,7 +81,7 @@ def test_ledger_that_is_forgotten_counts_no_more(kind: str) -> None:
         cache.freeze()
     cache.forget(frozenset({LedgerId(4), LedgerId(6)}))
     assert (cache.byte_count, cache.run_count) == counts
-    assert cache.find(LedgerId(4), 3) is None and cache.runs_of(LedgerId(4)) == []
+    assert cache.find(LedgerId(4), EntryId(3)) is None and cache.runs_of(LedgerId(4)) == []
     assert len(cache.runs_of(LedgerId(2))) == 3
     run = make_run(4, [0])
     cache.add(CachedRun(run, NO_ENTRY, encode_run(run, NO_ENTRY)))
