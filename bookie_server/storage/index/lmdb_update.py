@@ -141,6 +141,7 @@ class LmdbUpdate:
             self._put_new_records()
 
     def move_row(self, ledger_id: LedgerId, row: IndexRow, location: BlockLocation) -> bool:
+        self._put_new_rows_of(ledger_id)
         with translated(self._path):
             key, expected = stored_row(ledger_id, row)
             if self._transaction.get(key, db=self._rows) != expected:

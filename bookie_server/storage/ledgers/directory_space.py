@@ -105,10 +105,12 @@ class DirectorySpace:
         A log of copies has no more dead in it than its form needs, until something in it dies: on
         a full disk it would be copied again and again.
         """
+        if log.log_id in self.damaged:
+            return False
         if log.log_id in self._copies:
             alive = self._copies[log.log_id] = self._copies[log.log_id] or log.live_bytes
             return log.live_bytes < alive
-        return log.log_id not in self.damaged
+        return True
 
     def survey(self, lock: Lock) -> list[LogState]:
         """All logs that take no more. None is listed while the index cannot tell what it names."""

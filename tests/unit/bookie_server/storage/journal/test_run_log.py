@@ -377,3 +377,43 @@ def test_disk_that_is_waited_for_is_the_one_that_is_named() -> None:
         assert machine.add(ledger_id, [first], size=size) is OK
     assert {directory for directory, _ in named} == {JOURNAL, *LEDGERS}
     assert all(directory == told for directory, told in named)
+
+
+def test_start_that_is_cut_within_the_replay_of_a_run_log_loses_nothing() -> None:
+    """The mark of each flush in between is that of the last batch that was applied."""
+    disk = formatted()
+    machine = Machine(disk, CONFIG)
+    ids = range(30)
+    for entry_id in ids:
+        assert machine.add(LEDGER, [entry_id], size=2 * LARGE) is OK
+    disk = lost(disk)
+    cuts: list[MemoryFileSystem] = []
+
+    def plan(operation: Operation) -> None:
+        if operation.kind == "rename" and operation.path.parent == RUN_LOG / "index":
+            cuts.append(lost(disk))
+
+    Machine(FaultFileSystem(disk, plan), CONFIG)
+    assert len(cuts) > 3, "several flushes"
+    for cut in cuts:
+        again = Machine(cut, CONFIG)
+        assert again.held(LEDGER) == expected(LEDGER, ids, 2 * LARGE)
+        assert end_of(again).last_entry == ids[-1]
+
+
+def test_end_of_a_ledger_whose_last_run_is_not_durable_is_above_what_is_lacking() -> None:
+    """Damage took the row of the last run that is: its entries are neither here nor denied."""
+    files = formatted()
+    machine = Machine(files, CONFIG)
+    for entry_id in (0, 1):
+        assert machine.add(LEDGER, [entry_id], size=LARGE) is OK
+    machine.flush()
+    store = machine.bookie._storage.store_of(LedgerId(LEDGER))
+    damaged = store.index.rows(LedgerId(LEDGER))[-1].location
+    files.damage(journal_path(RUN_LOG, damaged.run_log_file), damaged.offset + 100, b"~")
+    machine.bookie._storage.scrubber.run_once()
+    assert store.lacking.last_entry(LedgerId(LEDGER)) == 1
+    machine.start_add(LEDGER, [2], size=LARGE)
+    machine.bookie.flush()
+    cut = Machine(lost(files), CONFIG)
+    assert end_of(cut).last_entry == 1

@@ -41,3 +41,17 @@ def test_blocks_of_two_logs_at_the_same_offset_are_distinct() -> None:
         assert cache.get(location) is run
     cache.drop(places[0])
     assert [cache.get(location) for location in places] == [None, *runs[1:]]
+
+
+def test_block_that_two_readers_put_counts_once() -> None:
+    """Both have read it, as neither found it; counted twice it would push others out for ever."""
+    cache, run = BlockCache(100), make_run(1, [0], 40)
+    for _ in range(3):
+        cache.put(place(0), run)
+    assert cache.size_bytes == 40
+    cache.put(place(1), make_run(1, [1], 40))
+    assert cache.get(place(0)) is run and cache.size_bytes == 80
+    cache.put(place(2), make_run(1, [2], 100))
+    assert cache.size_bytes == 100 and cache.get(place(1)) is None, "as many go as have to"
+    cache.drop(place(2))
+    assert cache.size_bytes == 0

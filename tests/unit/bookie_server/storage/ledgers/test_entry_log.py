@@ -10,7 +10,7 @@ import pytest
 from google_crc32c import value as crc32c_value
 
 from bookie_server.storage.blocks import encode_run
-from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem
+from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
 from bookie_server.storage.fs.memory_fs import MemoryFile, MemoryFileSystem
 from bookie_server.storage.fs.vfs import DIRECT_ALIGNMENT
 from bookie_server.storage.index.base import BlockLocation
@@ -228,6 +228,26 @@ def test_open_files_are_bounded(files: MemoryFileSystem) -> None:
     for location in locations * 2:
         assert reader.read(location).ledger_id == LedgerId(location.log_id)
         assert len(reader._files) <= 2
+
+
+def test_log_that_was_read_last_stays_open(files: MemoryFileSystem) -> None:
+    """Else the one that all read from is opened and checked again and again."""
+    locations = []
+    for log_id in (1, 2, 3):
+        writer = EntryLogWriter(files, DIRECTORY, log_id)
+        locations.append(put(writer, make_run(log_id, [0])))
+        writer.finish()
+    opened: list[str] = []
+
+    def plan(operation: Operation) -> None:
+        if operation.kind == "open":
+            opened.append(operation.path.name)
+
+    reader = EntryLogReader(FaultFileSystem(files, plan), DIRECTORY, open_logs_max=2)
+    for number in (0, 1, 0, 2, 0, 1, 0):
+        reader.read(locations[number])
+    names = [log_path(DIRECTORY, log_id).name for log_id in (1, 2, 3, 2)]
+    assert opened == names
 
 
 def test_old_synced_bytes_leave_the_page_cache(

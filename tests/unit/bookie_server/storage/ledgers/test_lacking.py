@@ -26,6 +26,7 @@ from bookie_server.storage.ledgers.lacking import (
     NO_LOG,
     Lack,
     Lacking,
+    LackingLedgers,
     TooMuchLackingError,
 )
 from spark_ledger.errors import CorruptionError
@@ -312,3 +313,40 @@ def test_stretches_that_came_back_are_counted_once(files: MemoryFileSystem) -> N
     found.remove([lack(2), lack(2), lack(9)])
     found.remove([lack(2), lack(3)])
     assert found.refetched == 2 and not listed(found)
+
+
+def test_stretches_of_ledgers_in_several_directories_each_leave_their_own_list() -> None:
+    files = MemoryFileSystem()
+    lists = []
+    for name in ("a", "b", "c"):
+        files.mkdir(DIRECTORY / name)
+        lists.append(Lacking(files, DIRECTORY / name))
+    for number, found in enumerate(lists):
+        found.add([lack(number), lack(number + 3), lack(number + 3, 20)])
+    together = LackingLedgers(lists)
+    assert together.ledgers() == [0, 1, 2, 3, 4, 5], "ascending over all directories"
+    together.refetched([lack(1), lack(3), lack(5, 20), lack(4), lack(3, 20)])
+    assert [listed(found) for found in lists] == [[lack(0)], [lack(4, 20)], [lack(2), lack(5)]]
+    assert [found.refetched for found in lists] == [2, 2, 1]
+    assert together.of(LedgerId(4)) == (lack(4, 20),)
+
+
+@pytest.mark.parametrize("entry_id", [10, 19])
+@pytest.mark.parametrize("comes", ["back", "away"])
+def test_entry_that_comes_back_or_is_found_damaged_during_a_read_is_not_denied(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, entry_id: int, comes: str
+) -> None:
+    """The list is asked before the index and after it: in between either may change (rule S22)."""
+    store = machine.bookie._storage._stores[0]
+    stretch = Lack(LedgerId(2), EntryId(10), EntryId(19), 1)
+    if comes == "back":
+        store.lacking.add([stretch])
+
+    def read(*_of: object, **_options: object) -> None:
+        (store.lacking.remove if comes == "back" else store.lacking.add)([stretch])
+
+    monkeypatch.setattr(store, "read", read)
+    outcome = machine.bookie.read(
+        LedgerId(2), EntryId(entry_id), EntryId(entry_id), stride=1, max_bytes=1
+    )
+    assert outcome.status is BookieStatus.IO_ERROR and "awaits a copy" in outcome.message
