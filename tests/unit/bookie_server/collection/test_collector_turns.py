@@ -194,3 +194,25 @@ def test_copies_that_are_kept_are_given_back_once_that_is_ordered() -> None:
         assert kept == [0, 7, 7, 0, 0]
 
     run_in_virtual_time(main())
+
+
+def test_connection_that_breaks_at_the_second_look_keeps_the_ledgers() -> None:
+    """What the second look has read may be of a backup (rule G5)."""
+
+    async def main() -> None:
+        second = asyncio.Event()
+
+        def interpose(_name: str, path: str) -> Fault:
+            if second.is_set() and path == ledger_path(LedgerId(2)):
+                world.store.reconnect()
+            return Fault()
+
+        world = World(interpose)
+        await world.make(*range(1, 10))
+        await world.delete(2)
+        asyncio.get_running_loop().call_later(0.5, second.set)  # between the two looks
+        report = await world.collector().run_pass()
+        assert report.candidates == 1 and "the connection to ZooKeeper broke" in report.aborted
+        assert report.deleted == 0 and world.shelf.deleted == []
+
+    run_in_virtual_time(main())

@@ -162,23 +162,76 @@ async def one_part(room: AnswerRoom, byte_count: int) -> None:
         pass
 
 
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_who_waits_has_the_oldest_unread_answer_cut_after_its_grace(has_begun: bool) -> None:
+    """And not when somebody looks for answers that are never read; one, and not all at once."""
+
+    async def main() -> None:
+        loop, cut = asyncio.get_running_loop(), list[tuple[str, float]]()
+        room = AnswerRoom(
+            9 * EXPECTED,
+            lambda peer, _why: cut.append((peer, loop.time())),
+            grace_s=1.0,
+            unread_s=60,
+        )
+        room._expected = EXPECTED
+        goes_on, is_read = asyncio.Event(), asyncio.Event()
+        is_read.set()
+        tasks = [asyncio.ensure_future(begun_call(room, goes_on))]
+        for _number in range(2):
+            await asyncio.sleep(0.001)
+            tasks.append(asyncio.ensure_future(reads_for(room, is_read)))
+        await asyncio.sleep(0.001)
+        room._bytes_max = EXPECTED - 1
+        assert [answer.byte_count for answer in room._held.values()] == [2, 2, 2]
+        await asyncio.sleep(2.0)
+        waits = loop.time()
+        if has_begun:
+            goes_on.set()
+        else:
+            tasks.append(asyncio.ensure_future(room.reserve()))
+        await asyncio.sleep(0.03)
+        assert [peer for peer, _at in cut][-1:] == [tasks[0 if not has_begun else 1].get_name()]
+        assert len(cut) == 1 and cut[0][1] - waits < 0.03
+        await asyncio.sleep(1.0)
+        names = [peer for peer, _at in cut]
+        assert len(names) == len(set(names)) == (2 if has_begun else 3), "each of them once"
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+    run_in_virtual_time(main())
+
+
 @on_loop
-async def test_who_waits_has_the_unread_answer_before_it_cut_after_its_grace() -> None:
-    """And not when somebody looks for answers that are never read."""
-    loop, cut = asyncio.get_running_loop(), asyncio.Event()
-    room = AnswerRoom(2 * MIB, lambda _peer, _why: cut.set(), grace_s=0.1, unread_s=60.0)
-    idle = asyncio.ensure_future(reads_for(room, cut))
-    await asyncio.sleep(1.0)
-    cut.set()
-    await asyncio.sleep(0)
-    cut.clear()
-    waits = asyncio.ensure_future(room.reserve())
-    began = loop.time()
-    await cut.wait()
-    assert loop.time() - began == pytest.approx(0.12, abs=0.03)
-    for each in (idle, waits):
-        each.cancel()
-    await asyncio.wait([idle, waits])
+async def test_answers_that_are_never_read_are_cut_soon_after_each_other() -> None:
+    loop, cut = asyncio.get_running_loop(), list[float]()
+    room = AnswerRoom(
+        999 * MIB, lambda _peer, _why: cut.append(loop.time()), grace_s=1.0, unread_s=40.0
+    )
+    is_read = asyncio.Event()
+    is_read.set()
+    tasks = [asyncio.ensure_future(reads_for(room, is_read)) for _number in range(3)]
+    await asyncio.sleep(60.0)
+    assert len(cut) == 3 and cut[0] >= 40.0 and cut[-1] - cut[0] < 1.0
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+@on_loop
+async def test_answer_that_is_not_read_is_cut_after_an_hour_without_any() -> None:
+    cut: list[str] = []
+    room = AnswerRoom(64 * MIB, lambda peer, _why: cut.append(peer), grace_s=1.0, unread_s=40.0)
+    await asyncio.create_task(one_part(room, MIB))
+    await asyncio.sleep(100.0)
+    is_read = asyncio.Event()
+    is_read.set()
+    reader = asyncio.ensure_future(reads_for(room, is_read))
+    await asyncio.sleep(60.0)
+    assert cut == [reader.get_name()]
+    reader.cancel()
+    await asyncio.wait([reader])
 
 
 @on_loop
