@@ -216,3 +216,24 @@ def test_connection_that_breaks_at_the_second_look_keeps_the_ledgers() -> None:
         assert report.deleted == 0 and world.shelf.deleted == []
 
     run_in_virtual_time(main())
+
+
+def test_copy_that_was_going_when_the_bookie_stops_is_vouched_for_no_more() -> None:
+    """Its deletion may go on, on a thread of the disk, until the process ends (rule G9)."""
+
+    async def main() -> None:
+        def interpose(name: str, path: str) -> Fault:
+            is_outdated = (name, path) == ("put", ledger_path(LedgerId(2)))
+            return Fault(delay_s=100.0 if is_outdated else 0.0)
+
+        world = World(interpose)
+        await world.make(*range(1, 10))
+        await world.move(2)
+        one = asyncio.ensure_future(world.collector().run_pass(whole=True))
+        await asyncio.sleep(10)
+        assert 2 in world.shelf.giving_back
+        one.cancel()
+        await asyncio.wait([one])
+        assert one.cancelled() and 2 in world.shelf.giving_back
+
+    run_in_virtual_time(main())
