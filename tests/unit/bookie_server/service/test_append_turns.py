@@ -189,8 +189,8 @@ async def test_crowd_of_which_nobody_comes_twice_keeps_no_stream_waiting_for_eve
         patch.setattr(append_turns, "_CONNECTIONS_KNOWN", 8)
         turns._used_s = 1.0  # the round is over
         waiting = [turns.begin("one", 0.002) for _stream in range(4)]
-        crowds = [asyncio.ensure_future(crowd(f"{number}")) for number in range(4)]
-        while len(turns.order) < 100:
+        crowds = [asyncio.ensure_future(crowd(f"{number}")) for number in range(16)]
+        while len(turns.order) < 200:
             await asyncio.sleep(0)
         for each in crowds:
             each.cancel()
