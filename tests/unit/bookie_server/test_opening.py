@@ -12,6 +12,7 @@ from bookie_server import opening
 from bookie_server.core.disk_space import DirectoryState, WaterMarks
 from bookie_server.opening import open_bookie
 from bookie_server.storage.cookie import INDEX_NAME
+from bookie_server.storage.disks import ask_disk
 from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
 from bookie_server.storage.fs.memory_fs import MemoryDisk
 from bookie_server.storage.fs.vfs import FileSystem
@@ -154,13 +155,12 @@ def test_each_run_log_has_room_while_the_disk_of_its_own_directory_has(
     full: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A large run goes to the journal where only its own directory's disk is full."""
-    asked = opening.ask_disk
 
-    def ask_disk(files: FileSystem, directory: Path, marks: WaterMarks) -> DirectoryState:
-        state = asked(files, directory, marks)
+    def asked(files: FileSystem, directory: Path, marks: WaterMarks) -> DirectoryState:
+        state = ask_disk(files, directory, marks)
         return state._replace(reason="full") if directory == full else state
 
-    monkeypatch.setattr(opening, "ask_disk", ask_disk)
+    monkeypatch.setattr(opening, "ask_disk", asked)
     bookie = Machine(formatted(), small_config(write_once_bytes=7 * KIB)).bookie
     rooms = [log._has_room() for log in bookie._journal._logs._run_logs]
     assert rooms == [directory != full for directory in LEDGERS]

@@ -40,8 +40,8 @@ CALLS: Final = {
 async def status_of(f: Fixture, method: str, request: Any) -> int:
     call = getattr(f.stub, method)(request, timeout=5, metadata=HERE)
     if method in ("Read", "ListEntries"):
-        return [answer.status async for answer in call][-1]
-    return (await call).status
+        return int([answer.status async for answer in call][-1])
+    return int((await call).status)
 
 
 @pytest.mark.parametrize("kind", [each for each in Kind if each is not Kind.APPEND])
@@ -50,7 +50,7 @@ def test_full_kind_refuses_its_own_calls_and_no_other(kind: Kind) -> None:
     async def run(f: Fixture) -> None:
         await f.store(0, 1)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(calls.BOUNDS, kind, 0)  # type: ignore[arg-type]
+            patch.setitem(calls.BOUNDS, kind, 0)
             refused = {
                 name
                 for name, (method, request, _kind) in CALLS.items()
