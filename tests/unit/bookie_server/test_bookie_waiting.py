@@ -7,10 +7,12 @@ import errno
 import pytest
 
 from bookie_server.core import admission
+from bookie_server.core.ledger_record import LedgerRecord
 from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
 from bookie_server.storage.journal.mark import Mark
 from bookie_server.storage.ledgers.directory_store import DirectoryStore
+from bookie_server.storage.ledgers.write_cache import CachedRun
 from spark_ledger.types import BookieStatus, LedgerId
 from tests.unit.bookie_server.storage.support import LEDGERS, Machine, formatted
 
@@ -186,4 +188,25 @@ def test_adds_behind_many_waiting_bytes_are_told_so_at_once(
     machine.flush()
     assert [answer[0][0] for answer in waiting[:2]] == [OK, OK]
     assert machine.add(LEDGER, [first + 2], size=ENTRY_BYTES) is OK
+    assert machine.bookie._waiting.size_bytes == 0
+
+
+def test_adds_that_waited_are_made_in_the_order_in_which_they_came(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An acknowledgement covers all entries before it (rule P3)."""
+    first = fill(machine)
+    for entry_id in range(first, first + 4):
+        machine.start_add(LEDGER, [entry_id], size=40)
+    made: list[int] = []
+    keep = machine.bookie._storage.add
+
+    def noted(run: CachedRun, record: LedgerRecord, *, is_held: bool) -> None:
+        made.append(run.run.first_entry)
+        keep(run, record, is_held=is_held)
+
+    monkeypatch.setattr(machine.bookie._storage, "add", noted)
+    machine.flush()
+    machine.flush()
+    assert made == list(range(first, first + 4))
     assert machine.bookie._waiting.size_bytes == 0

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bookie_server import checking
 from bookie_server.checking import main
 from bookie_server.storage.blocks import encode_run
 from bookie_server.storage.cookie import INDEX_NAME, format_directories
@@ -54,8 +55,12 @@ def root(tmp_path: Path) -> Path:
 
 
 def hurt_second_block(root: Path) -> Path:
+    return hurt_block(root, 2, 1)
+
+
+def hurt_block(root: Path, ledger_id: int, number: int) -> Path:
     index = LmdbIndex(root / "ledgers" / INDEX_NAME, map_bytes=MIB)
-    location = index.rows(LedgerId(2))[1].location
+    location = index.rows(LedgerId(ledger_id))[number].location
     index.close()
     path = block_path(root / "ledgers", location)
     data = bytearray(path.read_bytes())
@@ -217,3 +222,57 @@ def test_repair_reads_also_what_a_pass_of_the_bookie_had_behind_it(root: Path) -
     machine = opened(root)
     assert [lack.first for lack in machine.bookie.lacking.of(LedgerId(2))] == [10]
     machine.close()
+
+
+@pytest.mark.leaves_open("file", reason="errors in the log that pytest keeps hold them")
+def test_check_reads_all_ledgers_page_by_page_and_tells_of_the_first_entry_of_the_first(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checking, "SCRUB_LEDGERS_AT_ONCE", 2)
+    machine = opened(root)
+    for ledger_id in (0, 1, 3, 4):
+        machine.add(ledger_id, range(3))
+    machine.flush()
+    machine.close()
+    for ledger_id, block in ((0, 0), (2, 1)):
+        hurt_block(root, ledger_id, block)
+    assert main(["check", str(root / "ledgers")]) == 1
+    out = capsys.readouterr().out
+    assert "block ledger 0 entries 0 to 2: " in out and "block ledger 2 entries 10 to 19: " in out
+    assert "7 blocks" in out and "2 findings" in out
+    assert main(["check", str(root / "ledgers"), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["ledgers"], found["blocks"], len(found["findings"])) == (5, 7, 2)
+
+
+@pytest.mark.leaves_open("file", reason="errors in the log that pytest keeps hold them")
+def test_damage_of_ledger_0_is_repaired_and_every_stretch_that_is_lacking_is_told(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = opened(root)
+    for first in (0, 3, 6):
+        machine.add(0, range(first, first + 3))
+        machine.flush()
+    machine.close()
+    for block in (0, 2):
+        hurt_block(root, 0, block)
+    assert main(["check", str(root / "ledgers"), "--repair"]) == 1
+    capsys.readouterr()
+    assert main(["check", str(root / "ledgers")]) == 1
+    out = capsys.readouterr().out
+    assert "lacking ledger 0 entries 0 to 2: " in out and "lacking ledger 0 entries 6 to 8: " in out
+
+
+@pytest.mark.leaves_open("file", reason="errors in the log that pytest keeps hold them")
+def test_dump_with_a_whole_block_behind_a_damaged_one_says_so_by_its_exit_code(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = opened(root)
+    for ledger_id in (5, 6):
+        machine.add(ledger_id, range(3))
+    machine.flush()
+    machine.close()
+    path = hurt_block(root, 5, 0)
+    assert main(["dump", str(path)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.endswith("whole") for line in lines] == [False, True]

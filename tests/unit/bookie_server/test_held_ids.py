@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -160,3 +161,25 @@ def test_bookie_looks_at_the_ids_after_each_reconnect_within_a_session(
         assert await running == EXIT_OK
 
     asyncio.run(main())
+
+
+def test_disk_is_asked_before_the_counter_and_holds_up_no_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A ledger that is made meanwhile would look like one of the future of a backup."""
+
+    async def main() -> None:
+        tree = MemoryTree()
+        loop_thread = threading.get_ident()
+
+        def next_ledger_id() -> int:
+            assert threading.get_ident() != loop_thread, "a disk may hang"
+            asyncio.run(raise_counter(tree.open_session(), 8))  # this bookie gets its first entry
+            return 8
+
+        store = tree.open_session()
+        await pass_over_held_ids(store, next_ledger_id)
+        assert await next_counted(store) == 8
+
+    asyncio.run(main())
+    assert "restored" not in caplog.text

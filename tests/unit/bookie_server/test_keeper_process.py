@@ -131,6 +131,8 @@ def test_keeper_is_started_once_what_kept_it_from_that_is_over(
         (line,) = await until_lines(notes, 1)
         pid = int(line.split()[0])
         assert beside.is_here(Elected(host=HOST, pid=pid))
+        assert not beside.is_here(Elected(host=HOST, pid=pid + 1)), "another's of this machine"
+        assert not beside.is_here(Elected(host=f"not-{HOST}", pid=pid))
         await beside.stop()
         assert not beside.is_here(Elected(host=HOST, pid=pid))
 
@@ -205,6 +207,7 @@ def test_every_setting_reaches_the_command() -> None:
         "audit_s = 4.5\noptimize_s = 5.5\noptimize_bytes_per_s = 8192\n"
     )
     said += "[autorecovery]\nbytes_per_s = 4096\nsource_bytes_per_s = 2048\n"
+    said += "lost_bookie_delay_s = 6.5\nopen_ledger_grace_s = 7.5\n"
     config = parse(CONFIG.format(enabled="true").replace("[storage]", said + "[storage]"), PATH)
     argv = command(config)
     found = run.make_context("run", argv[argv.index("run") + 1 :]).params
@@ -214,6 +217,13 @@ def test_every_setting_reaches_the_command() -> None:
     assert (found["audit_interval"], found["optimize_interval"]) == (4.5, 5.5)
     assert found["optimize_rate"] == 8192
     assert (found["repair_rate"], found["repair_source_rate"]) == (4096, 2048)
+    assert (found["lost_bookie_delay"], found["open_ledger_grace"]) == (6.5, 7.5)
+    assert found["autorecovery"]
+    off = said.replace("[autorecovery]", "[autorecovery]\nenabled = false")
+    argv = command(
+        parse(CONFIG.format(enabled="true").replace("[storage]", off + "[storage]"), PATH)
+    )
+    assert not run.make_context("run", argv[argv.index("run") + 1 :]).params["autorecovery"]
     assert found["sink_records"] == 30 * 86_400.0
     never = command(parse(CONFIG.format(enabled="true"), PATH))
     assert run.make_context("run", never[never.index("run") + 1 :]).params["sink_records"] is None

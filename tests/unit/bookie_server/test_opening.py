@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from bookie_server import opening
-from bookie_server.core.disk_space import WaterMarks
+from bookie_server.core.disk_space import DirectoryState, WaterMarks
 from bookie_server.opening import open_bookie
 from bookie_server.storage.cookie import INDEX_NAME
+from bookie_server.storage.disks import ask_disk
 from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
 from bookie_server.storage.fs.memory_fs import MemoryDisk
+from bookie_server.storage.fs.vfs import FileSystem
 from bookie_server.storage.index.memory_index import MemoryIndex
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits import KIB, MIB
@@ -146,3 +148,19 @@ def test_disk_that_fills_up_is_told_on_the_service_thread_and_a_flush_has_it_loo
     bookie._storage._on_flushed()
     assert bookie.disks._wanted.is_set() and posted == [bookie.on_flushed]
     bookie.close()
+
+
+@pytest.mark.parametrize("full", [JOURNAL, *LEDGERS])
+def test_each_run_log_has_room_while_the_disk_of_its_own_directory_has(
+    full: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large run goes to the journal where only its own directory's disk is full."""
+
+    def asked(files: FileSystem, directory: Path, marks: WaterMarks) -> DirectoryState:
+        state = ask_disk(files, directory, marks)
+        return state._replace(reason="full") if directory == full else state
+
+    monkeypatch.setattr(opening, "ask_disk", asked)
+    bookie = Machine(formatted(), small_config(write_once_bytes=7 * KIB)).bookie
+    rooms = [log._has_room() for log in bookie._journal._logs._run_logs]
+    assert rooms == [directory != full for directory in LEDGERS]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import errno
+from typing import cast
 
 import pytest
 
+from bookie_server.reads import read_entries
 from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
 from bookie_server.storage.ledgers.entry_log import LOG_HEADER_BYTES, log_ids, log_path
+from bookie_server.storage.ledgers.ledger_storage import LedgerStorage
 from spark_ledger.bookie_api import ReadOutcome
+from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import MIB
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from tests.listed import listed
@@ -175,3 +179,31 @@ def test_read_up_to_damage_returns_entries_and_an_io_error() -> None:
     assert [entry for run in outcome.runs for entry in run.ids()] == [3, 4]
     assert (outcome.status, outcome.entry_id) == (BookieStatus.IO_ERROR, 5)
     assert str(path) in outcome.message
+
+
+def test_read_leaves_an_entry_that_is_larger_than_what_is_left_to_the_next(
+    machine: Machine,
+) -> None:
+    """Only the first entry of an answer may pass its bound."""
+    machine.add(7, [0])
+    machine.add(7, [1], size=1000)
+    assert ids(read(machine, 0, 1, max_bytes=300)) == [0]
+    assert ids(read(machine, 1, 1, max_bytes=300)) == [1]
+
+
+@pytest.mark.parametrize("error", [OSError("the disk"), CorruptionError("the index")])
+def test_ledger_that_cannot_be_read_is_not_denied(error: Exception) -> None:
+    """Whether nothing is held of it, or only this entry is missing, nobody can tell (rule S9)."""
+
+    class Storage:
+        def read(self, *_given: object, **_named: object) -> None:
+            return None
+
+        def ledger_record(self, _ledger_id: LedgerId) -> None:
+            raise error
+
+    outcome = read_entries(
+        cast("LedgerStorage", Storage()), L, EntryId(0), EntryId(3), stride=1, max_bytes=MIB
+    )
+    assert (outcome.status, outcome.entry_id) == (BookieStatus.IO_ERROR, 0)
+    assert outcome.message == str(error)

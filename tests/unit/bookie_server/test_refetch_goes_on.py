@@ -154,3 +154,63 @@ def test_look_that_fails_is_followed_by_another(
         assert len(holder.asked) == asked, "it was stopped"
 
     run_in_virtual_time(main())
+
+
+class Paged(Holder):
+    """A bookie that lacks two stretches of ledger 0, and tells one range a page of what it has."""
+
+    def __init__(self, held: list[tuple[int, int]]) -> None:
+        super().__init__(range(1))
+        self.held = held
+        self.stretches = [
+            Lack(LedgerId(0), EntryId(first), EntryId(last), 1) for first, last in ((0, 3), (6, 9))
+        ]
+
+    def ledgers(self) -> list[LedgerId]:
+        return [LedgerId(0)] if self.stretches else []
+
+    def of(self, ledger_id: LedgerId) -> tuple[Lack, ...]:
+        return tuple(self.stretches)
+
+    def refetched(self, lacks: list[Lack]) -> None:
+        for each in lacks:
+            self.stretches.remove(each)
+
+    def entry_page(self, ledger_id: LedgerId, first: EntryId) -> EntryPage | None:
+        behind = [(max(low, first), high) for low, high in self.held if high >= first]
+        ranges = [(EntryId(low), EntryId(high)) for low, high in behind[:1]]
+        return EntryPage(ranges, EntryId(behind[0][1] + 1) if behind[1:] else None)
+
+
+@pytest.mark.parametrize(
+    ("held", "lacks"),
+    [
+        ([(0, 1), (2, 3), (6, 6), (7, 8), (9, 9)], []),
+        ([(0, 1), (2, 3), (6, 8)], [6]),
+        ([(0, 2), (6, 8), (9, 9)], [0]),
+        ([(1, 3), (7, 9)], [0, 6]),
+        ([(0, 9)], []),
+        ([], [0, 6]),
+    ],
+)
+def test_stretch_is_whole_once_all_of_its_entries_are_here_on_any_page(
+    held: list[tuple[int, int]], lacks: list[int]
+) -> None:
+    async def main() -> None:
+        holder, tree = Paged(held), MemoryTree()
+        store = tree.open_session()
+        fragment = Fragment(EntryId(0), (ME, BookieId("b1")))
+        made = LedgerMetadata(LedgerId(0), Quorums(2, 2, 1), (fragment,))
+        ledger = await LedgerStore(store).create(made)
+        looks = Refetch(holder, store, ME)
+        await looks.look()
+        assert len(holder.stretches) >= len(lacks) and await marked_in(tree) == {}, "it is written"
+        closed = {"state": LedgerState.CLOSED, "last_entry_id": EntryId(9), "length": 100}
+        await LedgerStore(store).compare_and_set(
+            ledger.value.with_changes(**closed), ledger.version
+        )
+        await looks.look()
+        assert [each.first for each in holder.stretches] == lacks
+        assert await marked_in(tree) == ({0: 1} if lacks else {})
+
+    asyncio.run(main())

@@ -194,3 +194,112 @@ def test_copies_that_are_kept_are_given_back_once_that_is_ordered() -> None:
         assert kept == [0, 7, 7, 0, 0]
 
     run_in_virtual_time(main())
+
+
+def test_connection_that_breaks_at_the_second_look_keeps_the_ledgers() -> None:
+    """What the second look has read may be of a backup (rule G5)."""
+
+    async def main() -> None:
+        second = asyncio.Event()
+
+        def interpose(_name: str, path: str) -> Fault:
+            if second.is_set() and path == ledger_path(LedgerId(2)):
+                world.store.reconnect()
+            return Fault()
+
+        world = World(interpose)
+        await world.make(*range(1, 10))
+        await world.delete(2)
+        asyncio.get_running_loop().call_later(0.5, second.set)  # between the two looks
+        report = await world.collector().run_pass()
+        assert report.candidates == 1 and "the connection to ZooKeeper broke" in report.aborted
+        assert report.deleted == 0 and world.shelf.deleted == []
+
+    run_in_virtual_time(main())
+
+
+def test_copy_that_was_going_when_the_bookie_stops_is_vouched_for_no_more() -> None:
+    """Its deletion may go on, on a thread of the disk, until the process ends (rule G9)."""
+
+    async def main() -> None:
+        def interpose(name: str, path: str) -> Fault:
+            is_outdated = (name, path) == ("put", ledger_path(LedgerId(2)))
+            return Fault(delay_s=100.0 if is_outdated else 0.0)
+
+        world = World(interpose)
+        await world.make(*range(1, 10))
+        await world.move(2)
+        one = asyncio.ensure_future(world.collector().run_pass(whole=True))
+        await asyncio.sleep(10)
+        assert 2 in world.shelf.giving_back
+        one.cancel()
+        await asyncio.wait([one])
+        assert one.cancelled() and 2 in world.shelf.giving_back
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize(
+    ("rate", "is_deleted", "seconds"),
+    [
+        ("deletes_per_s", True, 1.0 + 8 / 2),
+        ("deletes_per_s", False, 1.0 + 8 / 2),
+        ("reads_per_s", True, 1.0 + 20 / 2 + 8 / 2),
+        ("reads_per_s", False, 1.0 + 20 / 2),
+    ],
+)
+def test_pass_deletes_and_reads_no_faster_than_it_may(
+    rate: str, seconds: float, *, is_deleted: bool
+) -> None:
+    """Each node that is read and each ledger that goes costs others something: two a second."""
+
+    async def main() -> None:
+        world = World()
+        await world.make(*range(1, 21))
+        await (world.delete(*range(1, 9)) if is_deleted else world.move(*range(1, 9)))
+        collector = world.collector(freely=100, batch=3, **{rate: 2.0})
+        report = await collector.run_pass(whole=True)
+        assert report.deleted == 8 and not report.aborted
+        assert report.duration_s == pytest.approx(seconds, rel=0.05)
+
+    run_in_virtual_time(main())
+
+
+def test_report_of_a_restored_cluster_does_not_make_it_the_one_that_was_known() -> None:
+    """The mark of before stays in the metadata, and ends each pass (rule G4)."""
+
+    async def main() -> None:
+        world = World()
+        world.interval_s = 10.0
+        await world.make(*range(1, 10))
+        collector = world.collector()
+        await collector.run_pass()
+        backup = await world.operator.get(collection_path(BOOKIE))
+        await collector.run_pass()
+        node = await world.operator.get(collection_path(BOOKIE))
+        await world.operator.put(collection_path(BOOKIE), backup.value, node.version)
+        await world.delete(2)
+        collector.start()
+        await asyncio.sleep(100)
+        assert collector.report.passes_total > 4 and collector.stats().aborted > 2
+        assert "was restored from a backup" in collector.last_error
+        assert world.shelf.deleted == []
+        await collector.stop()
+
+    run_in_virtual_time(main())
+
+
+def test_mark_that_is_renewed_keeps_the_report_beside_it() -> None:
+    """Who has ordered a pass finds there how it went."""
+
+    async def main() -> None:
+        world = World()
+        mark = world.collector()._mark
+        await mark.renew()
+        report = PassReport(order="token", held=7)
+        await mark.publish(report)
+        await mark.renew()
+        found = await mark.check()
+        assert found is not None and found.value.report == report
+
+    run_in_virtual_time(main())

@@ -100,3 +100,9 @@ def test_marks_that_make_no_sense_are_refused(
 ) -> None:
     with pytest.raises(ConfigurationError, match=names):
         WaterMarks(high, low, reserve)
+
+
+def test_share_of_a_disk_is_one_also_where_its_file_system_says_odd_things() -> None:
+    assert Space(10_000, 2_500).used_share == 0.75
+    assert Space(10_000, 12_000).used_share == 0.0, "more is free than there is"
+    assert Space(0, 0).used_share == 1.0, "there is nothing that could be used"

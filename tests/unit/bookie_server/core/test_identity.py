@@ -167,6 +167,7 @@ def test_next_start_is_above_all_that_anybody_noted() -> None:
     nothing = KnownStart(None, is_confirmed=True)
     assert next_counter(nothing, [directory(None)]) == 1
     assert next_counter(nothing, [directory(None), directory(None, THREE)]) == 4
+    assert next_counter(nothing, [directory(None, THREE), directory(None)]) == 4
     assert next_counter(KnownStart(TWO, is_confirmed=True), [directory(TWO, THREE)]) == 4
     assert next_counter(KnownStart(THREE, is_confirmed=True), [directory(TWO)]) == 4
 
@@ -192,3 +193,11 @@ def test_running_bookie_is_replaced_by_a_later_start_only(
 def test_running_bookie_without_a_cookie_is_not_replaced() -> None:
     assert standing(TWO, None) is Standing.CLUSTER_IS_OLDER
     assert standing(None, None) is Standing.CLUSTER_IS_OLDER
+
+
+def test_directory_behind_one_that_is_newer_is_checked_as_well() -> None:
+    """A restored cluster accepts what is newer, of each directory by itself."""
+    known = KnownStart(TWO, is_confirmed=True, accepts_newer=True)
+    for first in (directory(THREE), directory(TWO), directory(OTHER)):
+        with pytest.raises(ConfigurationError, match="is an older copy"):
+            check_starts("b", known, [first, directory(ONE)])

@@ -6,7 +6,10 @@ import asyncio
 
 import pytest
 
+from bookie_server.service import calls
+from bookie_server.service.calls import AnswerRoom
 from tests.unit.bookie_server.service.test_calls import MIB, name, on_loop, room_of, until
+from tests.unit.virtual_time import run_in_virtual_time
 
 pytestmark = pytest.mark.leaves_open("AnswerRoom._look", reason="its service goes on")
 
@@ -38,3 +41,209 @@ async def test_call_that_has_waited_for_room_is_cut_as_others_once_its_client_st
     async with asyncio.timeout(60.0):
         await asyncio.wait([task])
     assert task.cancelled()
+
+
+EXPECTED = calls._PART_BYTES_EXPECTED
+"""By a part that is being read."""
+
+
+async def begun_call(room: AnswerRoom, goes_on: asyncio.Event, byte_count: int = 1) -> None:
+    """Has written a part, and reads the next one once it is told to."""
+    await room.reserve()
+    with room.hold(byte_count, name()):
+        pass
+    await goes_on.wait()
+    await room.reserve()
+    await asyncio.sleep(3600.0)
+
+
+async def reads_for(room: AnswerRoom, is_read: asyncio.Event) -> None:
+    """A first part that is small, and is written for an hour."""
+    await room.reserve()
+    await is_read.wait()
+    with room.hold(1, name()):
+        await asyncio.sleep(3600.0)
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_call_that_comes_while_a_part_is_written_waits_behind_those_that_wait(
+    has_begun: bool,
+) -> None:
+    """What was read was smaller than expected, and nobody was told of the room yet."""
+
+    async def main() -> None:
+        room = room_of(3 * EXPECTED - 1, grace_s=9e9, unread_s=9e9)
+        goes_on, is_read = asyncio.Event(), asyncio.Event()
+        tasks = [asyncio.ensure_future(begun_call(room, goes_on))]
+        await asyncio.sleep(0)
+        tasks += [asyncio.ensure_future(reads_for(room, is_read)) for _ in range(2)]
+        await asyncio.sleep(0)
+        if has_begun:
+            goes_on.set()
+        else:
+            tasks.append(asyncio.ensure_future(room.reserve()))
+        await asyncio.sleep(0)
+        assert len(room._begun) == has_begun and len(room._waiting) == (not has_begun)
+        is_read.set()
+        await asyncio.sleep(0)
+        last = asyncio.ensure_future(room.reserve())
+        await asyncio.sleep(0)
+        assert not last.done()
+        for task in [*tasks, last]:
+            task.cancel()
+        await asyncio.wait([*tasks, last])
+
+    run_in_virtual_time(main())
+
+
+@on_loop
+async def test_call_that_has_begun_reads_on_at_once_where_new_ones_wait() -> None:
+    """In place of its last part there is room, and each part would begin with a pause."""
+    room = room_of(2 * EXPECTED, grace_s=9e9, unread_s=9e9)
+    began = asyncio.get_running_loop().time()
+    goes_on = asyncio.Event()
+    task = asyncio.ensure_future(begun_call(room, goes_on, EXPECTED // 2))
+    await asyncio.sleep(0)
+    new = [asyncio.ensure_future(room.reserve()) for _ in range(2)]
+    await asyncio.sleep(0)
+    assert [each.done() for each in new] == [True, False]
+    goes_on.set()
+    await asyncio.sleep(0)
+    assert room._reading == 2 and not room._begun
+    assert asyncio.get_running_loop().time() == began
+    for each in (task, *new):
+        each.cancel()
+    await asyncio.wait([task, *new])
+
+
+@on_loop
+async def test_call_that_waited_long_for_its_turn_is_not_cut_while_its_part_is_read() -> None:
+    """Its client has taken all there was: it was kept waiting, and not the bookie."""
+    cut: list[str] = []
+    room = AnswerRoom(
+        3 * EXPECTED - 1, lambda peer, _why: cut.append(peer), grace_s=1.0, unread_s=9e9
+    )
+    room._expected = EXPECTED
+    goes_on = asyncio.Event()
+    task = asyncio.ensure_future(begun_call(room, goes_on))
+    await asyncio.sleep(0)
+    for _ in range(2):
+        await room.reserve()  # disks that take their time
+    goes_on.set()
+    await asyncio.sleep(5.0)
+    waits = asyncio.ensure_future(room.reserve())
+    room.release()
+    await asyncio.sleep(0.5)
+    assert (room._begun, room._reading, waits.done()) == (type(room._begun)(), 2, False)
+    assert cut == []
+    await asyncio.sleep(1.0)
+    assert cut == [task.get_name()], "its client has had the time of any other"
+    for each in (task, waits):
+        each.cancel()
+    await asyncio.wait([task, waits])
+
+
+@on_loop
+async def test_part_is_expected_to_be_nearly_as_large_as_those_before() -> None:
+    """A small one between two large ones says little."""
+    room = room_of(64 * MIB, grace_s=9e9, unread_s=9e9)
+    for size in (16 * MIB, 1):
+        await asyncio.create_task(one_part(room, size))
+    waiting = [asyncio.ensure_future(room.reserve()) for _number in range(4)]
+    await asyncio.sleep(0)
+    assert [task.done() for task in waiting] == [True, True, False, False]
+    for task in waiting:
+        task.cancel()
+
+
+async def one_part(room: AnswerRoom, byte_count: int) -> None:
+    await room.reserve()
+    with room.hold(byte_count, name()):
+        pass
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_who_waits_has_the_oldest_unread_answer_cut_after_its_grace(has_begun: bool) -> None:
+    """And not when somebody looks for answers that are never read; one, and not all at once."""
+
+    async def main() -> None:
+        loop, cut = asyncio.get_running_loop(), list[tuple[str, float]]()
+        room = AnswerRoom(
+            9 * EXPECTED,
+            lambda peer, _why: cut.append((peer, loop.time())),
+            grace_s=1.0,
+            unread_s=60,
+        )
+        room._expected = EXPECTED
+        goes_on, is_read = asyncio.Event(), asyncio.Event()
+        is_read.set()
+        tasks = [asyncio.ensure_future(begun_call(room, goes_on))]
+        for _number in range(2):
+            await asyncio.sleep(0.001)
+            tasks.append(asyncio.ensure_future(reads_for(room, is_read)))
+        await asyncio.sleep(0.001)
+        room._bytes_max = EXPECTED - 1
+        assert [answer.byte_count for answer in room._held.values()] == [2, 2, 2]
+        await asyncio.sleep(2.0)
+        waits = loop.time()
+        if has_begun:
+            goes_on.set()
+        else:
+            tasks.append(asyncio.ensure_future(room.reserve()))
+        await asyncio.sleep(0.03)
+        assert [peer for peer, _at in cut][-1:] == [tasks[0 if not has_begun else 1].get_name()]
+        assert len(cut) == 1 and cut[0][1] - waits < 0.03
+        await asyncio.sleep(1.0)
+        names = [peer for peer, _at in cut]
+        assert len(names) == len(set(names)) == (2 if has_begun else 3), "each of them once"
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+    run_in_virtual_time(main())
+
+
+@on_loop
+async def test_answers_that_are_never_read_are_cut_soon_after_each_other() -> None:
+    loop, cut = asyncio.get_running_loop(), list[float]()
+    room = AnswerRoom(
+        999 * MIB, lambda _peer, _why: cut.append(loop.time()), grace_s=1.0, unread_s=40.0
+    )
+    is_read = asyncio.Event()
+    is_read.set()
+    tasks = [asyncio.ensure_future(reads_for(room, is_read)) for _number in range(3)]
+    await asyncio.sleep(60.0)
+    assert len(cut) == 3 and cut[0] >= 40.0 and cut[-1] - cut[0] < 1.0
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+@on_loop
+async def test_answer_that_is_not_read_is_cut_after_an_hour_without_any() -> None:
+    cut: list[str] = []
+    room = AnswerRoom(64 * MIB, lambda peer, _why: cut.append(peer), grace_s=1.0, unread_s=40.0)
+    await asyncio.create_task(one_part(room, MIB))
+    await asyncio.sleep(100.0)
+    is_read = asyncio.Event()
+    is_read.set()
+    reader = asyncio.ensure_future(reads_for(room, is_read))
+    await asyncio.sleep(60.0)
+    assert cut == [reader.get_name()]
+    reader.cancel()
+    await asyncio.wait([reader])
+
+
+@on_loop
+async def test_call_that_was_cut_is_not_cut_again_until_its_client_is_gone() -> None:
+    """Each time memory is short it would count as another one."""
+    cut: list[str] = []
+    room = AnswerRoom(64 * MIB, lambda peer, _why: cut.append(peer), grace_s=9e9, unread_s=9e9)
+    is_read = asyncio.Event()
+    is_read.set()
+    reader = asyncio.ensure_future(reads_for(room, is_read))
+    await asyncio.sleep(2.0)
+    assert [room.cut_unread(1.0), room.cut_unread(1.0)] == [1, 0]
+    assert cut == [reader.get_name()]
+    reader.cancel()
+    await asyncio.wait([reader])

@@ -128,3 +128,31 @@ async def test_connection_that_sent_nonsense_is_not_read_for_a_while() -> None:
     await asyncio.wait_for(asyncio.gather(*waiting), 5)
     assert asyncio.get_running_loop().time() - began >= 0.1
     await asyncio.wait_for(shares.wait("hostile", 1), 0.05)
+
+
+@on_loop
+async def test_message_without_adds_has_no_share() -> None:
+    """That of all others would be smaller for it."""
+    shares = AppendShares(4 * MIB)
+    shares.began("client", 4 * MIB)
+    streams = [asyncio.ensure_future(shares.wait("client", 0)) for _number in range(3)]
+    await settle()
+    assert not any(stream.done() for stream in streams)
+    shares.ended("client", 4 * MIB)
+    await asyncio.gather(*streams)
+    assert not shares._in_flight
+
+
+@on_loop
+async def test_stream_waits_for_room_for_its_own_next_message() -> None:
+    """Not for that of the one that went before it."""
+    shares = AppendShares(8 * MIB)
+    shares.began("other", MIB)
+    shares.began("client", 4 * MIB)
+    small, large = (asyncio.ensure_future(shares.wait("client", cost)) for cost in (MIB, 3 * MIB))
+    await settle()
+    shares.ended("client", 2 * MIB)
+    await settle()
+    assert (small.done(), large.done()) == (True, False)
+    shares.ended("client", 2 * MIB)
+    await large

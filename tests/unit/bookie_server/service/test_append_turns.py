@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from bookie_server.service import append_turns
 from bookie_server.service.append_turns import AppendTurns
 from tests.unit.bookie_server.service.test_append_shares import on_loop
@@ -126,3 +128,71 @@ async def test_connections_that_came_once_are_forgotten() -> None:
     assert len(turns._ends) <= append_turns._CONNECTIONS_KNOWN
     await turns.take("one that is known", 0.001)
     assert turns.order == ["one that is known"]
+
+
+@pytest.mark.parametrize("came_before", [True, False])
+def test_connection_that_comes_later_has_its_share_and_no_more(came_before: bool) -> None:
+    """What it did not use before it came is gone."""
+
+    @on_loop
+    async def run() -> None:
+        turns = Turns()
+        if came_before:
+            await turns.take("late", 0.0001)
+
+        async def flood(connection: str) -> None:
+            while True:
+                await turns.take(connection, 0.002)
+                await asyncio.sleep(0)
+
+        floods = [asyncio.ensure_future(flood("early")) for _stream in range(8)]
+        while len(turns.order) < 200:
+            await asyncio.sleep(0)
+        turns.order.clear()
+        floods += [asyncio.ensure_future(flood("late")) for _stream in range(8)]
+        while len(turns.order) < 60:
+            await asyncio.sleep(0)
+        for each in floods:
+            each.cancel()
+        await asyncio.gather(*floods, return_exceptions=True)
+        assert 20 < turns.order.count("early") < 40
+
+    run()
+
+
+@on_loop
+async def test_round_lets_as_many_short_turns_go_on_as_there_is_time_for() -> None:
+    turns = Turns()
+    for _number in range(60):
+        await turns.take("before", 0.0001)
+        await asyncio.sleep(0)
+    turns.order.clear()
+    turns._used_s = 1.0  # the round is over
+    rest = [turns.begin(f"{number}", 0.0001) for number in range(12)]
+    for _number in range(3):
+        await asyncio.sleep(0)
+    assert len(turns.order) >= 10
+    await asyncio.gather(*rest)
+
+
+@on_loop
+async def test_crowd_of_which_nobody_comes_twice_keeps_no_stream_waiting_for_ever() -> None:
+    """Each of them has used nothing. Once too many are known all are equal."""
+    turns = Turns()
+
+    async def crowd(name: str) -> None:
+        for number in range(200):
+            await turns.take(f"{name} {number}", 0.002)
+            await asyncio.sleep(0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(append_turns, "_CONNECTIONS_KNOWN", 8)
+        turns._used_s = 1.0  # the round is over
+        waiting = [turns.begin("one", 0.002) for _stream in range(4)]
+        crowds = [asyncio.ensure_future(crowd(f"{number}")) for number in range(16)]
+        while len(turns.order) < 200:
+            await asyncio.sleep(0)
+        for each in crowds:
+            each.cancel()
+        await asyncio.gather(*crowds, return_exceptions=True)
+    assert all(stream.done() for stream in waiting)

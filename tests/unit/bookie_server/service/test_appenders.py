@@ -7,7 +7,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from bookie_server.service import append_session
 from bookie_server.service.append_gate import AppendGate
+from bookie_server.service.guard.nonsense import Nonsense
 from spark_ledger.bookie_api import Done
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
@@ -224,3 +226,63 @@ async def test_less_is_taken_in_while_memory_is_short(
     gate.memory_is_short(False)
     await settle()
     assert stream.done(), "at once, and not with the next answer"
+
+
+@on_loop
+async def test_appender_counts_once_however_many_of_its_runs_are_refused(f: Fixture) -> None:
+    bookie = out_of_order(f)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(append_session, "BOOKIE_REFUSED_APPENDERS_MAX", 2)
+        f.context.send(*((1, entry) for entry in range(5)))
+        await settle()
+        for answer in bookie.answers:
+            answer(BookieStatus.FENCED, "fenced")
+        f.context.send((2, 0))
+        await settle()
+    assert f.results == [(1, 0, FENCED)] and f.context.aborted is None
+    assert len(bookie.answers) == 6
+
+
+@on_loop
+async def test_stall_is_told_once_to_an_appender_with_refused_runs(f: Fixture) -> None:
+    bookie = out_of_order(f)
+    f.context.send((1, 0), (1, 1))
+    await settle()
+    f.session.disks_stall("it stalls")
+    await settle()
+    bookie.answers[1](BookieStatus.IO_ERROR, "no room")
+    await settle()
+    assert f.results == [(1, -1, int(BookieStatus.STALLED))]
+
+
+@on_loop
+async def test_reading_goes_on_where_all_that_has_changed_waits_for_earlier_runs(
+    f: Fixture,
+) -> None:
+    """There is nothing to send, so nothing that its client could take."""
+    f.bookie.hold = True
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(append_session, "BOOKIE_UNSENT_RESULTS_MAX", 3)
+        f.context.send(*((tag, 0) for tag in range(1, 9)))
+        f.context.send(*((tag, 1) for tag in range(1, 9)), ledger_id=2)  # not theirs
+        f.context.send((20, 0))
+        await settle()
+    assert f.results == [] and f.context.reads == 4
+
+
+@on_loop
+async def test_status_that_ends_a_stream_goes_behind_the_answer_that_is_being_sent(
+    f: Fixture,
+) -> None:
+    """Beside it gRPC loses the status, and the client waits until its own deadline."""
+    f.context.may_write.clear()
+    f.context.send((1, 0))
+    await settle()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Nonsense, "pause_s", lambda *_given: 0.0)
+        f.context.requests.put_nowait(b"\xff\xff\xff\xff")
+        await settle()
+        assert f.context.aborted is None
+        f.context.may_write.set()
+        await settle()
+    assert f.results == [(1, 0, OK)] and f.context.aborted is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import pytest
@@ -63,3 +63,57 @@ def test_those_who_wait_are_spared_only_while_others_are_to_blame(
         service.close()
 
     asyncio.run(main())
+
+
+def relieved(test: Callable[[Any], Awaitable[None]]) -> Callable[[], None]:
+    """Runs a test with a service whose clients it makes up: ``ended`` are those hung up on."""
+
+    def run() -> None:
+        async def main() -> None:
+            described = Description("c", "1", "writable", 0, 0, 0, 0, 0.0)
+            service: Any = BookieService(
+                ScriptedBookie(),
+                BookieId("b"),
+                describe=lambda: described,
+                metrics=ServiceMetrics(),
+            )
+            service.ended = []
+            service.hang_up = lambda peer, why: service.ended.append((peer, why))
+            service._sockets.received = lambda peers: dict.fromkeys(peers, 0)
+            await test(service)
+            service.close()
+
+        asyncio.run(main())
+
+    run.__name__ = test.__name__
+    return run
+
+
+@relieved
+async def test_each_connection_that_ended_counts_in_one_relief(service: Any) -> None:
+    """Only what somebody held before can be given back to the kernel."""
+    more = BOOKIE_HELD_BYTES_MAX + 1
+    ended = service._metrics.connections_ended
+    ended["idle"] += 5
+    assert await service.relieve() == 5
+    service._sessions = {Stream("a", is_read=True)}
+    service._sockets.received = lambda _peers: {"a": more}
+    assert await service.relieve() == 1
+    service._sessions = set()
+    service._sockets.received = lambda _peers: {}
+    ended["unfinished"] += 1  # the one of before
+    ended["idle"] += 2
+    assert await service.relieve() == 2
+    assert await service.relieve() == 0
+
+
+@relieved
+async def test_request_that_never_comes_is_hung_up_on_as_an_append_is(service: Any) -> None:
+    service._limits.receiving_for = lambda seconds: (
+        {"holds", "late", "gone", "new"} if not seconds else {"holds", "late", "gone"}
+    )
+    service._sockets.received = lambda peers: {
+        peer: BOOKIE_HELD_BYTES_MAX + (peer == "holds") for peer in peers if peer != "gone"
+    }
+    assert await service.relieve() == 2
+    assert service.ended == [("holds", Why.UNFINISHED), ("late", Why.SILENT)]

@@ -11,6 +11,7 @@ from bookie_server.service import append_session
 from bookie_server.service.append_gate import AppendGate, AppendShares
 from bookie_server.service.append_turns import AppendTurns
 from bookie_server.service.guard.nonsense import Nonsense
+from spark_ledger.limits.bookie import ADD_COST_BYTES
 from spark_ledger.types import BookieStatus, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
 from tests.contracts.scripted_bookie import ScriptedBookie
@@ -204,3 +205,65 @@ async def test_stream_that_begins_while_the_disk_stalls_is_told(f: grpc_tests.Fi
     (result,) = (await call.read()).results
     assert (result.last_entry, result.status) == (0, pb.OK)
     call.cancel()
+
+
+@test_append_session.on_loop
+async def test_appender_that_comes_after_a_stall_is_told_of_none(f: Fixture) -> None:
+    await settle()
+    f.session.disks_stall("it stalls")
+    f.session.disks_stall("")
+    f.bookie.hold = True
+    f.context.send((1, 0))
+    await settle()
+    assert f.results == [] and len(f.bookie.adds) == 1
+
+
+@test_append_session.on_loop
+async def test_next_message_is_expected_to_be_as_large_as_the_last(f: Fixture) -> None:
+    """Were all expected to be large, streams of small adds would be read one after the other."""
+    sizes: list[int] = []
+    costs: list[int] = []
+
+    async def gate(expected_bytes: int) -> None:
+        sizes.append(expected_bytes)
+
+    async def share(_connection: str, expected_cost: int) -> None:
+        costs.append(expected_cost)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f.gate, "wait", gate)
+        patch.setattr(f.shares, "wait", share)
+        for adds in ([(1, 0), (2, 0)], [(1, 1)]):
+            f.context.send(*adds)
+            await settle()
+    add = ADD_COST_BYTES + 50
+    assert sizes[0] > 1 << 20 and 0 < sizes[2] < sizes[1] < 400
+    assert costs[1:] == [2 * add, add]
+
+
+@test_append_session.on_loop
+async def test_results_that_pile_up_again_are_waited_for_again(f: Fixture) -> None:
+    """After some that were sent at once."""
+    f.context.send((99, 0))
+    await settle()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(append_session, "BOOKIE_UNSENT_RESULTS_MAX", 10)
+        f.context.may_write.clear()
+        for tag in range(20):
+            f.context.send((tag, 0))
+            await settle()
+        assert f.context.reads < 20
+        f.context.may_write.set()
+        while len(f.results) < 21:
+            await settle()
+
+
+@test_append_session.on_loop
+async def test_stream_is_known_once_something_of_it_is_stored(f: Fixture) -> None:
+    f.bookie.refuse_next = BookieStatus.UNAUTHORIZED, "a stranger"
+    f.context.send((1, 0))
+    await settle()
+    assert len(f.results) == 1 and not f.session.is_known
+    f.context.send((2, 0))
+    await settle()
+    assert f.session.is_known
