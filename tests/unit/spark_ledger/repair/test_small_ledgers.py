@@ -20,6 +20,8 @@ from spark_ledger.repair.status import look
 from spark_ledger.transport.base import ListedEntries
 from spark_ledger.types import (
     BookieId,
+    BookieInfo,
+    BookieState,
     BookieStatus,
     Fragment,
     LedgerId,
@@ -313,3 +315,29 @@ def test_entry_that_nobody_brings_keeps_the_mark_of_a_hole() -> None:
         assert "entry 3 is on no bookie" in failed.reason
 
     run_virtually(test, bookies=4)
+
+
+def test_member_that_sent_all_but_what_another_bookie_had_gets_that_too() -> None:
+    """The copy begins again behind it, and what a member sends then is not all of its lane."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await filled(client)
+        await writer.close()
+        lost, *others = writer.metadata.last_fragment.bookies
+        stranger = BookieId(min(set(world.bookies) - {lost, *others}))
+        info = BookieInfo(stranger, f"memory:{stranger}", state=BookieState.READ_ONLY)
+        await world._registries[stranger].register(info)  # the copies go to another one
+        whole = world.bookies[BookieId(lost)].ledgers[LedgerId(writer.ledger_id)]
+        for name in others:
+            wipe(world, name, writer, 8)
+        await lose(world, lost)
+        for entry_id in set(whole.entries) - {8}:
+            del whole.entries[entry_id]
+        world.bookies[stranger].ledgers[LedgerId(writer.ledger_id)] = whole
+        await mark(client.store, LedgerId(writer.ledger_id), frozenset([BookieId(lost)]), 2)
+        await (await crew(world)).worker.run_pass()
+        assert await lacking(world, client, writer.ledger_id) == []
+        assert await marked(world) == {}
+
+    run_virtually(test, bookies=5)
