@@ -275,9 +275,12 @@ def test_metadata_of_a_server_that_lags_behind_the_mark_are_read_again(
     run_virtually(test, bookies=5)
 
 
+@pytest.mark.parametrize("breaks_with", ["create", "get"])
 def test_mark_of_a_server_that_lags_behind_the_lock_is_read_again(
-    monkeypatch: pytest.MonkeyPatch,
+    breaks_with: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The connection broke as the lock was taken, or once it was."""
+
     async def test(world: World) -> None:
         ledger_id, other = await lost_one(world)
         await mark(other, ledger_id, frozenset(), 2)
@@ -286,13 +289,17 @@ def test_mark_of_a_server_that_lags_behind_the_lock_is_read_again(
         assert isinstance(store, MemoryMetadataStore)
         real = store.get
 
+        def interpose(name: str, path: str) -> Fault:
+            if name == breaks_with and path.startswith((LOCKS_PATH, "repair/marked/")):
+                store._connections += 1
+            return Fault()
+
         async def lagging(path: str) -> Versioned[bytes]:
             found = await real(path)
-            if not path.startswith("repair/marked/"):
-                return found
-            store._connections += 1
-            return Versioned(found.value, found.version - 1)
+            lags = path.startswith("repair/marked/")
+            return Versioned(found.value, found.version - 1) if lags else found
 
+        store.interpose = interpose
         monkeypatch.setattr(store, "get", lagging)
         await cared.worker.run_pass()
         assert await marked(world) == {}, "its mark was taken off in the newest version"

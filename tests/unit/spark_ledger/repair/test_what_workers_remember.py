@@ -24,6 +24,7 @@ from spark_ledger.repair.status import look
 from spark_ledger.types import BookieId, LedgerId
 from tests.contracts.scripted_bookie import ScriptedBookie
 from tests.unit.spark_ledger.client.world import World, run_virtually
+from tests.unit.spark_ledger.repair.test_checker import wipe
 from tests.unit.spark_ledger.repair.test_worker import filled
 from tests.unit.spark_ledger.repair.world import crew, lose, marked
 
@@ -250,3 +251,20 @@ def test_reason_says_when_the_ledger_is_tried_again(monkeypatch: pytest.MonkeyPa
             cared.clock.now += 0.2
 
     run_virtually(test, bookies=4)
+
+
+@pytest.mark.parametrize("lacks", [True, False])
+def test_ledger_counts_as_repaired_only_if_it_lacked_something(*, lacks: bool) -> None:
+    async def test(world: World) -> None:
+        client, cared = await world.client(), await crew(world)
+        writer = await filled(client)
+        await writer.close()
+        if lacks:
+            wipe(world, writer.metadata.last_fragment.bookies[0], writer, 7)
+        await mark(client.store, writer.ledger_id, frozenset(), 2)
+        await cared.worker.run_pass()
+        assert await marked(world) == {}
+        done = (await look(client.store)).done
+        assert (done.ledgers, done.copied_entries) == (lacks, lacks)
+
+    run_virtually(test)
