@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from spark_ledger.errors import (
@@ -18,9 +19,16 @@ from spark_ledger.errors import (
 from spark_ledger.keeper.audit_pages import PageLook, UnnamedPages
 from spark_ledger.keeper.decisions import Verdict
 from spark_ledger.keeper.keeper import Keeper
-from spark_ledger.keeper.nodes import AUDIT_PATH, AuditState, ask_for_audit, read_audit
+from spark_ledger.keeper.nodes import (
+    AUDIT_PATH,
+    AuditState,
+    Unlisted,
+    ask_for_audit,
+    read_audit,
+)
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.codec import encode_ledger
+from spark_ledger.metadata.json_nodes import encode_node
 from spark_ledger.metadata.ledgers import LedgerStore, ledger_path
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
 from spark_ledger.metadata.unsettled import OPEN_PATH, UNNAMED_PATH, id_path
@@ -455,3 +463,25 @@ async def _works(cared: Keeper, clock: Clock) -> bool:
             raise
         return False
     return True
+
+
+def test_audit_that_is_asked_for_beside_one_begins_behind_it() -> None:
+    """The one that is under way loses nothing by that."""
+
+    async def test() -> None:
+        store = MemoryMetadataStore()
+        begun = AuditState(
+            begun_s=3.0,
+            next_page=2,
+            so_far=Unlisted(ledgers=5),
+            ended_s=1.0,
+            last=Unlisted(ledgers=4),
+            deleted=9,
+        )
+        await store.create(AUDIT_PATH, encode_node(begun))
+        await ask_for_audit(store)
+        found = await read_audit(store)
+        assert found is not None and found.value.is_asked
+        assert msgspec.structs.replace(found.value, is_asked=False) == begun
+
+    asyncio.run(test())

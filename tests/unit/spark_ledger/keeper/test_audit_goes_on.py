@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from spark_ledger.errors import (
@@ -14,11 +15,14 @@ from spark_ledger.errors import (
     MetadataUnavailableError,
     OutcomeUnknownError,
 )
-from spark_ledger.keeper.audit_names import NamesRead, NamesReader, SavedNames
+from spark_ledger.keeper import audit_names
+from spark_ledger.keeper.audit_names import NamesRead, NamesReader, SavedNames, WholeStream
 from spark_ledger.keeper.keeper import Keeper
 from spark_ledger.keeper.nodes import (
+    AUDIT_PATH,
     NAMES_PATH,
     AuditNames,
+    Unlisted,
     named_page_path,
     read_audit,
     read_audit_names,
@@ -31,7 +35,7 @@ from spark_ledger.stream.commit.commit_log import CommitLog
 from spark_ledger.stream.retention import names
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import LedgerId
-from tests.unit.spark_ledger.client.world import World, run
+from tests.unit.spark_ledger.client.world import World, run, run_virtually
 from tests.unit.spark_ledger.keeper.test_audit import (
     AUDIT_S,
     audited,
@@ -442,3 +446,46 @@ def test_page_of_names_that_was_not_written_down_is_written_by_the_next_save(
         assert all(LedgerId(number) in found.named for number in (2, 7))
 
     run(test)
+
+
+def test_audit_that_another_keeper_went_on_with_counts_what_that_one_has_found(
+    small_parts: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spark_ledger.keeper.audit.AUDIT_STEPS_PER_PASS", 1)
+
+    async def test(world: World) -> None:
+        await stream_of_many(world)
+        await left(world, 98)
+        clock = Clock()
+        first = await elected(world, clock)
+        await _until_read(first, clock, 7)
+        now = await audited(first)
+        found = msgspec.structs.replace(now, so_far=Unlisted(ledgers=40, deleted=30))
+        before = await first._store.get(AUDIT_PATH)
+        await first._store.put(AUDIT_PATH, encode_node(found), before.version)
+        await first._save()
+        assert await first.elect(), "again"
+        while (ended := await audited(first)).begun_s is not None:
+            await passes(first, clock, 10)
+        assert (ended.last.ledgers, ended.last.deleted) == (41, 30)
+        assert (ended.deleted, first._audit.deleted) == (30, 0)
+
+    run_virtually(test)
+
+
+def test_streams_of_which_most_was_read_are_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node holds so many. What a stream of few commits names is soon read again."""
+    monkeypatch.setattr(audit_names, "AUDIT_SAVED_STREAMS", 2)
+
+    async def test(world: World) -> None:
+        cared = await elected(world, Clock())
+        saved, read = SavedNames(cared._client, lambda: cared._election.check), NamesRead(1.0)
+        read.named.add([LedgerId(1)])
+        read.whole |= {"a": WholeStream("of a", 5), "b": WholeStream("of b", 70)}
+        read.parts |= {"c": ("of c", 60), "d": ("of d", 6)}
+        await saved.save(read)
+        found = await saved.load(1.0)
+        assert found.whole == {"b": WholeStream("of b", 70)}
+        assert found.parts == {"c": ("of c", 60)}
+
+    run_virtually(test)

@@ -20,7 +20,11 @@ from spark_ledger.errors import (
 from spark_ledger.keeper import streams
 from spark_ledger.keeper.keeper import Keeper
 from spark_ledger.keeper.nodes import read_swept
-from spark_ledger.limits.keeper import CONFLICTS_TO_SAY, DROPPED_LEAST_S
+from spark_ledger.limits.keeper import (
+    CONFLICTS_TO_SAY,
+    DROPPED_LEAST_S,
+    STREAM_SWEEP_PASSES,
+)
 from spark_ledger.limits.metadata import METADATA_TIMEOUT_S
 from spark_ledger.metadata.base import Operation
 from spark_ledger.stream.catalog import StreamCatalog
@@ -28,6 +32,7 @@ from spark_ledger.stream.commit.commit_log import CommitLog
 from spark_ledger.stream.commit.committer import COMMIT_TIMEOUT_S
 from spark_ledger.stream.format.metadata_column import PositionedBatch
 from spark_ledger.stream.model import Retention
+from spark_ledger.stream.nodes import STREAMS_ROOT
 from spark_ledger.stream.retention.handle import StreamRetention
 from spark_ledger.stream.stream import Stream
 from tests.unit.spark_ledger.client.world import World, run, run_virtually
@@ -37,7 +42,7 @@ from tests.unit.spark_ledger.keeper.test_streams import (
     ledgers,
     live_ledgers,
 )
-from tests.unit.spark_ledger.keeper.world import Clock, new_stream, passes, read
+from tests.unit.spark_ledger.keeper.world import SCHEMA, Clock, new_stream, passes, read
 from tests.unit.spark_ledger.stream.world import small_manifests
 
 GRACE_S, LEAST_S = 300.0, 75.0
@@ -305,3 +310,56 @@ def test_stream_that_changes_while_it_is_swept_is_an_error_only_if_that_goes_on(
         assert len(warned) == goes_on == bool(keeper._stream_keeper.last_error)
 
     run(test)
+
+
+def test_deletion_that_was_cut_off_is_finished_though_another_stream_is_in_a_hurry(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The visits to that one in between say nothing of who was marked as deleted."""
+
+    async def test(world: World) -> None:
+        clock = Clock()
+        _, keeper = await crowded(world, clock)
+        catalog = StreamCatalog(await world.client())
+        await catalog.create("gone", SCHEMA)
+
+        async def cut_off(*_: object) -> None:
+            raise ConflictError("killed here")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(catalog, "_delete_nodes", cut_off)
+            with pytest.raises(ConflictError):
+                await catalog.delete("gone")
+        for _ in range(3 * STREAM_SWEEP_PASSES):
+            clock.now += 1.0
+            await keeper.run_pass()
+            assert keeper._stream_keeper.hurries
+        assert await keeper._store.children(STREAMS_ROOT) == ["s"]
+
+    run_virtually(test)
+
+
+def test_conflicts_now_and_then_are_no_error_however_many_there_were(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(world: World) -> None:
+        clock = Clock()
+        _, keeper = await crowded(world, clock)
+        sweeper = keeper._stream_keeper
+        visit, visits = sweeper._visit, 0
+
+        async def mostly_changed(*words: Any) -> None:
+            nonlocal visits
+            visits += 1
+            if visits % CONFLICTS_TO_SAY:
+                raise ConflictError("sealed meanwhile")
+            await visit(*words)
+
+        monkeypatch.setattr(sweeper, "_visit", mostly_changed)
+        for _ in range(3 * CONFLICTS_TO_SAY):
+            clock.now += 1.0
+            await keeper.run_pass()
+            assert sweeper.last_error == ""
+        assert visits == 3 * CONFLICTS_TO_SAY
+
+    run_virtually(test)

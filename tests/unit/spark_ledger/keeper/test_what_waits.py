@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from spark_ledger.keeper.nodes import SweptNode, read_swept
+from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.model import Retention
-from tests.unit.spark_ledger.client.world import World, run
+from tests.unit.spark_ledger.client.world import World, run, run_virtually
 from tests.unit.spark_ledger.keeper.test_streams import (
     closed_commits,
     elected,
@@ -65,3 +66,23 @@ def test_keeper_writes_down_what_is_not_given_back_yet() -> None:
         assert waits is not None and waits.value == SweptNode()
 
     run(test)
+
+
+def test_nothing_waits_of_a_stream_that_was_deleted() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        stream = await new_stream(client)
+        await closed_commits(world, stream, 5)
+        clock = Clock()
+        cared = await elected(world, clock)
+        await stream.retention.truncate((3,))
+        await passes(cared, clock, 10)
+        waits = await read_swept(cared._store)
+        assert waits is not None and waits.value.reclaimable_commits == 3
+        await stream.close()
+        await StreamCatalog(client).delete("s")
+        await passes(cared, clock, 60)
+        waits = await read_swept(cared._store)
+        assert waits is not None and waits.value == SweptNode()
+
+    run_virtually(test)

@@ -121,6 +121,13 @@ def test_caller_that_goes_away_leaves_no_process(tmp_path: Path, removes: bool) 
     assert processes._process.wait(PATIENCE_S) == 0
 
 
+def test_request_that_comes_in_parts_is_one(made: Made) -> None:
+    """A pipe holds 64 KiB, and the environment of a process may be larger."""
+    log, env = made.directory / "log", {f"PART_{number}": "x" * 50_000 for number in range(4)}
+    pid = made.processes.spawn("bookie-0", ["sleep", "60"], log=log, env=env)
+    assert lives(pid) and made.processes.is_running("bookie-0")
+
+
 def test_supervisor_that_was_killed_is_told_from_one_that_was_stopped(tmp_path: Path) -> None:
     processes = Processes(tmp_path, remove=False)
     os.kill(processes.supervisor_pid, signal.SIGKILL)

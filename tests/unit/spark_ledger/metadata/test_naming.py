@@ -6,9 +6,14 @@ import asyncio
 
 import pytest
 
+from spark_ledger.errors import NotFoundError
 from spark_ledger.metadata import naming
+from spark_ledger.metadata.base import parent_of
+from spark_ledger.metadata.ledgers import LedgerStore
 from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
+from spark_ledger.metadata.unsettled import UNNAMED_PATH, id_path
 from spark_ledger.types import LedgerId
+from tests.unit.spark_ledger.metadata.test_unsettled import listed, owned
 
 
 def ids(*numbers: int) -> list[LedgerId]:
@@ -26,5 +31,58 @@ def test_named_ledgers_kept_are_those_named_last(monkeypatch: pytest.MonkeyPatch
         assert known.unsettled(ids(5, 4, 3, 2, 1)) == ids(1, 2)
         store.reconnect()
         assert known.unsettled(ids(5, 4)) == ids(4, 5), "the ids may be others' ledgers now"
+        known.named(ids(4))
+        assert known.unsettled(ids(5, 4)) == ids(5), "until the next connection"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("was_named", [False, True])
+def test_ledger_that_was_deleted_meanwhile_is_not_named(was_named: bool) -> None:
+    """Its unnamed node may be there still, or have gone when it was named before."""
+
+    async def main() -> None:
+        store = MemoryTree().open_session()
+        ledgers, known = LedgerStore(store), naming.Naming(store)
+        for each in ids(1, 2):
+            await ledgers.create(owned(each), until_named=True)
+        if was_named:
+            await store.transaction(await known.operations(ids(1, 2)))
+        operations = await known.operations(ids(1, 2))
+        await ledgers.delete(LedgerId(2))
+        with pytest.raises(NotFoundError):
+            await store.transaction(operations)
+        assert await listed(store, UNNAMED_PATH) == ([] if was_named else [1, 2])
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_page_there", [True, False])
+def test_ledger_that_was_named_before_is_named_again(is_page_there: bool) -> None:
+    """The keeper takes pages away on which nothing is left."""
+
+    async def main() -> None:
+        store = MemoryTree().open_session()
+        ledgers, known = LedgerStore(store), naming.Naming(store)
+        await ledgers.create(owned(1), until_named=True)
+        await store.transaction(await known.operations(ids(1)))
+        if not is_page_there:
+            await store.delete(parent_of(id_path(UNNAMED_PATH, LedgerId(1))))
+        await store.transaction(await naming.Naming(store).operations(ids(1)))
+        assert await listed(store, UNNAMED_PATH) == []
+
+    asyncio.run(main())
+
+
+def test_operations_of_many_ledgers_are_those_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(naming, "METADATA_READS_IN_FLIGHT_MAX", 2)
+
+    async def main() -> None:
+        store = MemoryTree().open_session()
+        ledgers = LedgerStore(store)
+        for each in ids(1, 2, 3, 4, 5):
+            await ledgers.create(owned(each), until_named=True)
+        await store.transaction(await naming.Naming(store).operations(ids(1, 2, 3, 5)))
+        assert await listed(store, UNNAMED_PATH) == [4]
 
     asyncio.run(main())

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
-from spark_ledger.errors import MetadataUnavailableError, OutcomeUnknownError
+from spark_ledger.errors import MetadataUnavailableError, NotFoundError, OutcomeUnknownError
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, MemoryTree, Outcome
 from spark_ledger.metadata.owners import OWNERS_PATH, Owner, is_alive, owner_path, read_owner
 from tests.unit.spark_ledger.metadata.test_ledgers import script
@@ -179,5 +179,22 @@ def test_owner_of_a_closed_store_is_made_no_more() -> None:
         owner._on_session_lost()  # it was on its way
         await asyncio.sleep(0.05)
         assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
+
+
+def test_owner_of_which_a_server_that_lags_knows_nothing_is_alive() -> None:
+    """Its ledgers were recovered under a writer that had just begun."""
+
+    async def main() -> None:
+        tree = MemoryTree()
+        name = await Owner(tree.open_session()).announce()
+        store = tree.open_session()
+
+        async def lags(path: str) -> NoReturn:
+            raise NotFoundError(path)
+
+        store.get = lags  # type: ignore[method-assign]
+        assert await is_alive(store, name)
 
     asyncio.run(main())

@@ -220,3 +220,42 @@ def test_only_the_last_ledgers_are_remembered(monkeypatch: pytest.MonkeyPatch) -
         assert not seen.is_older(Versioned(OPEN.with_changes(ledger_id=LedgerId(0)), 0))
 
     asyncio.run(main())
+
+
+def test_ledger_that_is_seen_again_is_forgotten_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is read all the time went first, and its metadata could go back unnoticed."""
+
+    async def main() -> None:
+        seen = seen_ledgers.SeenLedgers(Store(MemoryTree()))
+        ledgers = [OPEN.with_changes(ledger_id=LedgerId(number)) for number in range(4)]
+        seen.note(Versioned(ledgers[0], 1))
+        monkeypatch.setattr(seen_ledgers, "LEDGERS_SEEN_BYTES_MAX", 3 * seen.size_bytes)
+        for each in (*ledgers[1:3], ledgers[0], ledgers[3]):
+            seen.note(Versioned(each, 1))
+        assert [seen.is_older(Versioned(each, 0)) for each in ledgers] == [True, False, True, True]
+
+    asyncio.run(main())
+
+
+def test_what_is_remembered_is_counted_as_large_as_it_is_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        seen = seen_ledgers.SeenLedgers(Store(MemoryTree()))
+        bookies = (BookieId("a"),)
+        grown = OPEN.with_changes(
+            fragments=tuple(Fragment(EntryId(number), bookies) for number in range(50))
+        )
+        sizes = []
+        for version, ledger in enumerate((OPEN, grown, OPEN)):
+            seen.note(Versioned(ledger, version))
+            sizes.append(seen.size_bytes)
+        assert sizes[0] == sizes[2] < sizes[1]
+        monkeypatch.setattr(seen_ledgers, "LEDGERS_SEEN_BYTES_MAX", sizes[1])
+        for number in range(3):
+            seen.note(Versioned(OPEN.with_changes(ledger_id=LedgerId(number)), 1))
+        assert seen.size_bytes == 4 * sizes[0], "all of them have room"
+        seen.note(Versioned(grown.with_changes(ledger_id=LedgerId(8)), 1))
+        assert seen.size_bytes == sizes[1], "as many go as have to"
+
+    asyncio.run(main())

@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
-from spark_ledger.errors import ConflictError
-from spark_ledger.metadata.ledgers import LedgerStore
+from spark_ledger.errors import ConflictError, NotFoundError
+from spark_ledger.metadata.base import Delete, parent_of
+from spark_ledger.metadata.ledgers import LEDGERS_PATH, LedgerStore
 from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree, Outcome
 from spark_ledger.metadata.unsettled import (
     OPEN_PATH,
@@ -16,7 +17,7 @@ from spark_ledger.metadata.unsettled import (
     newest_pages,
     pages,
 )
-from spark_ledger.types import LedgerId, LedgerMetadata, LedgerState
+from spark_ledger.types import LedgerId, LedgerMetadata, LedgerState, Versioned
 from tests.unit.spark_ledger.metadata.test_ledgers import ledger, script
 
 
@@ -91,6 +92,44 @@ def test_create_over_the_rest_of_a_deleted_ledger_is_refused() -> None:
         assert await unsettled(store) == ([5], []), "left for the keeper"
         with pytest.raises(ConflictError, match="was deleted"):
             await ledgers.create(owned(5))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("taken", [(), (0,), (1,), (2,), (0, 1, 2)])
+def test_ledger_is_made_whichever_of_its_pages_are_missing(taken: tuple[int, ...]) -> None:
+    """Every ten thousand ids, and when the keeper has taken empty ones away."""
+
+    async def main() -> None:
+        store = MemoryTree().open_session()
+        ledgers = LedgerStore(store)
+        await ledgers.create(owned(1), until_named=True)
+        for place, root in enumerate((LEDGERS_PATH, OPEN_PATH, UNNAMED_PATH)):
+            path = id_path(root, LedgerId(1))
+            await store.delete(path)
+            if place in taken:
+                await store.delete(parent_of(path))
+        await ledgers.create(owned(2), until_named=True)
+        assert await unsettled(store) == ([2], [2]) and await ledgers.list() == [2]
+
+    asyncio.run(main())
+
+
+def test_change_happens_with_all_that_it_is_to_happen_with_or_not_at_all() -> None:
+    async def main() -> None:
+        store = MemoryTree().open_session()
+        ledgers = LedgerStore(store)
+        made = await ledgers.create(owned(1))
+        await store.create("mark", b"")
+        changed = made.value.with_changes(state=LedgerState.IN_RECOVERY)
+        for also in ([Delete("mark"), Delete("lock")], [Delete("mark", 1)]):
+            with pytest.raises(ConflictError):
+                await ledgers.compare_and_set(changed, 0, also=also)
+        assert await ledgers.read(LedgerId(1)) == made and (await store.get("mark")).version == 0
+        version = await ledgers.compare_and_set(changed, 0, also=[Delete("mark", 0)])
+        assert await ledgers.read(LedgerId(1)) == Versioned(changed, version)
+        with pytest.raises(NotFoundError):
+            await store.get("mark")
 
     asyncio.run(main())
 

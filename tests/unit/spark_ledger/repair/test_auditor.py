@@ -10,8 +10,9 @@ import pytest
 
 from spark_ledger.errors import MetadataUnavailableError
 from spark_ledger.metadata.json_nodes import read_node
+from spark_ledger.metadata.unsettled import id_path
 from spark_ledger.repair.auditor import Auditor
-from spark_ledger.repair.nodes import STATE_PATH, AuditState
+from spark_ledger.repair.nodes import STATE_PATH, AuditState, mark_root
 from spark_ledger.types import BookieId
 from tests.unit.spark_ledger.client.world import World, run_virtually
 from tests.unit.spark_ledger.repair.world import AUDIT, crew, give_cookies, lacking, lose, marked
@@ -71,5 +72,31 @@ def test_auditor_whose_passes_all_fail_sees_who_is_lost_all_the_same(failing: st
         assert state is not None and len(tried) >= 4
         assert state.value.gone_s["b0"] >= 5.0 and state.value.gone_s["b1"] >= 3.0
         assert state.value.audited == (() if failing == "audit" else ("b0",))
+
+    run_virtually(test, bookies=5)
+
+
+def test_all_ledgers_are_looked_at_once_a_day_although_nobody_is_lost() -> None:
+    """One may name a bookie that cannot come back: it is not registered, and its cookie is gone."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await client.create_ledger()
+        await writer.append(b"x")
+        await writer.close()
+        name = writer.metadata.last_fragment.bookies[0]
+        await lose(world, name)
+        cared = await crew(world)
+        cared.auditor._config = replace(AUDIT, audit_interval_s=100.0)
+        for _ in range(2):
+            for _ in range(10):
+                await cared.auditor.run_pass()
+                cared.clock.now += 10.0
+            assert await marked(world) == {}, "all was looked at less than a day ago"
+            cared.clock.now += 1.0
+            assert await cared.auditor.run_pass() == (frozenset(), "")
+            assert await marked(world) == {writer.ledger_id: 2}
+            await client.store.delete(id_path(mark_root(2), writer.ledger_id))
+            cared.clock.now += 10.0
 
     run_virtually(test, bookies=5)

@@ -145,3 +145,17 @@ def test_drain_that_is_cut_off_says_what_is_left_and_goes_on() -> None:
         assert LEFT not in all_names(await client.ledger_metadata(writer.ledger_id))
 
     run_virtually(test, bookies=4)
+
+
+def test_bookie_that_is_registered_and_has_no_cookie_is_drained() -> None:
+    """It is there, so an operator may take it out."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await filled(client)
+        await writer.close()
+        await drain(await world.client(), LEFT, CONFIG, told=lambda _: None)
+        assert LEFT not in all_names(await client.ledger_metadata(writer.ledger_id))
+        assert await stay(client, LEFT)
+
+    run_virtually(test, bookies=4)

@@ -121,3 +121,21 @@ def test_try_that_fails_beside_a_new_mark_delays_nothing(monkeypatch: pytest.Mon
         assert await marked(world) == {}, "it was tried again, on a clock that stands still"
 
     run_virtually(test)
+
+
+def test_copies_of_one_fragment_are_not_named_in_the_next() -> None:
+    """That one cannot be read now, and its lost member is the only one that may have it."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer, lost = await of_two_fragments(world, client)
+        await writer.close()
+        last = writer.metadata.last_fragment.bookies
+        for name in set(last) - {lost}:
+            wipe(world, name, writer, 20)
+        await (await crew(world)).worker.run_pass()
+        first, second = (await client.ledger_metadata(writer.ledger_id)).fragments
+        assert lost not in first.bookies and second.bookies == last
+        assert set(await marked(world)) == {writer.ledger_id}
+
+    run_virtually(test, bookies=7)

@@ -20,6 +20,8 @@ from spark_ledger.repair.status import look
 from spark_ledger.transport.base import ListedEntries
 from spark_ledger.types import (
     BookieId,
+    BookieInfo,
+    BookieState,
     BookieStatus,
     Fragment,
     LedgerId,
@@ -273,9 +275,12 @@ def test_metadata_of_a_server_that_lags_behind_the_mark_are_read_again(
     run_virtually(test, bookies=5)
 
 
+@pytest.mark.parametrize("breaks_with", ["create", "get"])
 def test_mark_of_a_server_that_lags_behind_the_lock_is_read_again(
-    monkeypatch: pytest.MonkeyPatch,
+    breaks_with: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The connection broke as the lock was taken, or once it was."""
+
     async def test(world: World) -> None:
         ledger_id, other = await lost_one(world)
         await mark(other, ledger_id, frozenset(), 2)
@@ -284,13 +289,17 @@ def test_mark_of_a_server_that_lags_behind_the_lock_is_read_again(
         assert isinstance(store, MemoryMetadataStore)
         real = store.get
 
+        def interpose(name: str, path: str) -> Fault:
+            if name == breaks_with and path.startswith((LOCKS_PATH, "repair/marked/")):
+                store._connections += 1
+            return Fault()
+
         async def lagging(path: str) -> Versioned[bytes]:
             found = await real(path)
-            if not path.startswith("repair/marked/"):
-                return found
-            store._connections += 1
-            return Versioned(found.value, found.version - 1)
+            lags = path.startswith("repair/marked/")
+            return Versioned(found.value, found.version - 1) if lags else found
 
+        store.interpose = interpose
         monkeypatch.setattr(store, "get", lagging)
         await cared.worker.run_pass()
         assert await marked(world) == {}, "its mark was taken off in the newest version"
@@ -313,3 +322,29 @@ def test_entry_that_nobody_brings_keeps_the_mark_of_a_hole() -> None:
         assert "entry 3 is on no bookie" in failed.reason
 
     run_virtually(test, bookies=4)
+
+
+def test_member_that_sent_all_but_what_another_bookie_had_gets_that_too() -> None:
+    """The copy begins again behind it, and what a member sends then is not all of its lane."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await filled(client)
+        await writer.close()
+        lost, *others = writer.metadata.last_fragment.bookies
+        stranger = BookieId(min(set(world.bookies) - {lost, *others}))
+        info = BookieInfo(stranger, f"memory:{stranger}", state=BookieState.READ_ONLY)
+        await world._registries[stranger].register(info)  # the copies go to another one
+        whole = world.bookies[BookieId(lost)].ledgers[LedgerId(writer.ledger_id)]
+        for name in others:
+            wipe(world, name, writer, 8)
+        await lose(world, lost)
+        for entry_id in set(whole.entries) - {8}:
+            del whole.entries[entry_id]
+        world.bookies[stranger].ledgers[LedgerId(writer.ledger_id)] = whole
+        await mark(client.store, LedgerId(writer.ledger_id), frozenset([BookieId(lost)]), 2)
+        await (await crew(world)).worker.run_pass()
+        assert await lacking(world, client, writer.ledger_id) == []
+        assert await marked(world) == {}
+
+    run_virtually(test, bookies=5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -150,3 +151,16 @@ def test_ledger_with_holes_is_marked_by_the_worst_of_its_fragments(worst: int) -
         assert await marked(world) == {writer.ledger_id: 3 - 2}
 
     run_virtually(test, bookies=5)
+
+
+def test_rate_is_shown_as_long_as_its_count_is_new() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        for ago_ms, shown in ((0, 7), (60_000, 0)):
+            time_ms = time.time_ns() // 1_000_000 - ago_ms
+            before = await read_node(client.store, RepairDone, DONE_PATH)
+            done = RepairDone(bytes_per_s=7, time_ms=time_ms)
+            await write_node(client.store, DONE_PATH, done, before)
+            assert (await look(client.store)).rate == shown
+
+    run_virtually(test)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import NoReturn
 
 import pytest
@@ -15,12 +16,15 @@ from spark_ledger.errors import (
 )
 from spark_ledger.metadata.json_nodes import read_node
 from spark_ledger.metadata.ledgers import LedgerStore
+from spark_ledger.repair import worker
 from spark_ledger.repair.ledger import LedgerRepair
 from spark_ledger.repair.nodes import DONE_PATH, RepairDone, mark
+from spark_ledger.repair.plan import all_names
 from spark_ledger.repair.status import look
 from spark_ledger.types import BookieId, LedgerId
 from tests.contracts.scripted_bookie import ScriptedBookie
 from tests.unit.spark_ledger.client.world import World, run_virtually
+from tests.unit.spark_ledger.repair.test_checker import wipe
 from tests.unit.spark_ledger.repair.test_worker import filled
 from tests.unit.spark_ledger.repair.world import crew, lose, marked
 
@@ -184,14 +188,83 @@ def test_ledger_is_said_to_fail_only_by_what_is_its_own_fault(
 def test_rate_that_is_written_down_is_of_the_time_since_the_last_one() -> None:
     async def test(world: World) -> None:
         client, cared = await world.client(), await crew(world)
-        for copied, elapsed_s, rate in ((100, 10.0, 10), (600, 20.0, 30), (50, 10.0, 5)):
+        steps = ((100, 10.0, 10), (600, 20.0, 30), (0, 500.0, 30), (50, 10.0, 5))
+        for copied, elapsed_s, rate in steps:
             cared.clock.now += elapsed_s
-            cared.worker._uncounted["bytes"] += copied
-            cared.worker._throttles.source_waited_s += 1.5
+            if copied:
+                cared.worker._uncounted["bytes"] += copied
+            cared.worker._throttles.source_waited_s += 1.5 if copied else 0.0
             await cared.worker._count()
             done = await read_node(client.store, RepairDone, DONE_PATH)
             assert done is not None and done.value.bytes_per_s == rate
         assert done is not None
         assert (done.value.copied_bytes, done.value.source_waited_ms) == (750, 4500)
+
+    run_virtually(test)
+
+
+def test_bookie_that_comes_back_while_others_are_lost_is_replaced_no_more() -> None:
+    async def test(world: World) -> None:
+        back, gone, *spare = sorted(world.bookies)
+        for name in spare[-2:]:
+            await world._registries[name].deregister()
+        client, cared = await world.client(), await crew(world)
+        writers = [await filled(client, ensemble_size=5, write_quorum=3) for _ in range(2)]
+        for writer in writers:
+            await writer.close()
+        for name in spare[-2:]:
+            await world.register(name)
+        await asyncio.sleep(1.5)
+        await lose(world, back)
+        await lose(world, gone)
+        both = frozenset([back, gone])
+        for writer in writers[:1]:
+            await mark(client.store, writer.ledger_id, both, 1)
+        await cared.worker.run_pass()
+        world.revive(back)
+        await world.register(back)
+        cared.clock.now += 10.0
+        await mark(client.store, writers[1].ledger_id, both, 1)
+        await cared.worker.run_pass()
+        first, second = [all_names(await client.ledger_metadata(w.ledger_id)) for w in writers]
+        assert both.isdisjoint(first) and both & second == {back}
+        assert await marked(world) == {}
+
+    run_virtually(test, bookies=7)
+
+
+def test_reason_says_when_the_ledger_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(world: World) -> None:
+        client, cared = await world.client(), await crew(world)
+        writer = await filled(client)
+        await writer.close()
+        for name in world.bookies:
+            world.kill(name)
+        await mark(client.store, writer.ledger_id, frozenset(), 2)
+        monkeypatch.setattr(worker, "time", SimpleNamespace(time=lambda: 5e5, time_ns=lambda: 0))
+        for tries, pause_s in enumerate((10, 20, 40), 1):
+            await cared.worker.run_pass()
+            ((_, failed),) = (await look(client.store)).failed
+            assert (failed.tries, failed.again_ms) == (tries, 500_000_000 + 1000 * pause_s)
+            cared.clock.now += pause_s - 0.1
+            assert await cared.worker.run_pass() == 0
+            cared.clock.now += 0.2
+
+    run_virtually(test, bookies=4)
+
+
+@pytest.mark.parametrize("lacks", [True, False])
+def test_ledger_counts_as_repaired_only_if_it_lacked_something(*, lacks: bool) -> None:
+    async def test(world: World) -> None:
+        client, cared = await world.client(), await crew(world)
+        writer = await filled(client)
+        await writer.close()
+        if lacks:
+            wipe(world, writer.metadata.last_fragment.bookies[0], writer, 7)
+        await mark(client.store, writer.ledger_id, frozenset(), 2)
+        await cared.worker.run_pass()
+        assert await marked(world) == {}
+        done = (await look(client.store)).done
+        assert (done.ledgers, done.copied_entries) == (lacks, lacks)
 
     run_virtually(test)
