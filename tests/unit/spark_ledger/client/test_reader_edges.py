@@ -55,7 +55,9 @@ def test_hint_chooses_the_replica_of_each_lane(ensemble: int) -> None:
         seen, found = asked(client), []
         for hint in (0, 1):
             seen.clear()
-            entries = [e.entry_id async for e in reader.read(0, 2 * ensemble - 1, replica_hint=hint)]
+            entries = [
+                e.entry_id async for e in reader.read(0, 2 * ensemble - 1, replica_hint=hint)
+            ]
             assert entries == list(range(2 * ensemble))
             found.append({first: bookie_id for bookie_id, first in seen})
         zero, one = found
@@ -158,32 +160,5 @@ def test_idle_tail_of_dead_bookies_ends_in_its_time_however_short() -> None:
         began = loop.time()
         assert [entry async for entry in reader.tail(0, idle_timeout=0.01)] == []
         assert loop.time() - began == pytest.approx(0.01, abs=0.001)
-
-    run_virtually(test)
-
-
-@pytest.mark.parametrize("tails", [1, 2])
-def test_time_that_a_consumer_takes_is_not_idle(tails: int) -> None:
-    """What several tails have read together is no other case than what one has read."""
-
-    async def test(world: World) -> None:
-        writer = await (await world.client(explicit_lac_delay_s=0.01)).create_ledger()
-        client = await world.client()
-        found: list[list[bytes]] = [[] for _ in range(tails)]
-
-        async def follow(mine: list[bytes]) -> None:
-            reader = await client.open_ledger(writer.ledger_id)
-            async for entry in reader.tail(0, idle_timeout=1.0):
-                mine.append(entry.payload)
-                await asyncio.sleep(3.0)
-
-        following = [asyncio.ensure_future(follow(mine)) for mine in found]
-        await asyncio.sleep(0.5)
-        for number in range(3):
-            await writer.append(b"%d" % number)
-            await asyncio.sleep(3.5)
-        await asyncio.gather(*following)
-        assert found == tails * [[b"0", b"1", b"2"]]
-        await writer.close()
 
     run_virtually(test)

@@ -14,7 +14,7 @@ from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.reader import LedgerReader
 from spark_ledger.errors import NoSuchEntryError
 from spark_ledger.limits.client import TAIL_METADATA_WAIT_S, TAIL_RETRY_DELAY_S_MAX
-from spark_ledger.types import LedgerId
+from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
 from tests.unit.spark_ledger.client.test_tail import Followed, Outage
 from tests.unit.spark_ledger.client.world import World, run_virtually
 
@@ -123,5 +123,29 @@ def test_bug_of_ours_in_the_reading_of_metadata_ends_a_tail() -> None:
         await writer.close()
         with pytest.raises(AssertionError, match="broken on purpose"):
             await asyncio.wait_for(tail.task, 10)
+
+    run_virtually(test)
+
+
+def test_change_while_the_metadata_are_read_is_looked_at_too() -> None:
+    """The answer to the first look is from before the ledger was closed."""
+
+    async def test(world: World) -> None:
+        _other, client, reader, writer = await followed(world)
+        honest, looks = client.context.ledgers.read_latest, list[object]()
+
+        async def slow(ledger_id: int) -> Versioned[LedgerMetadata]:
+            found = await honest(ledger_id)  # type: ignore[arg-type]
+            looks.append(found.version)
+            if len(looks) == 1:
+                await writer.close()
+                await asyncio.sleep(0.1)
+            return found
+
+        client.context.ledgers.read_latest = slow  # type: ignore[method-assign, assignment]
+        following = Followed(reader)
+        await asyncio.wait_for(following.task, 10)
+        assert following.found == [b"0"]
+        assert len(looks) == 2
 
     run_virtually(test)
