@@ -177,6 +177,13 @@ def test_rate_is_that_of_a_day_or_of_the_time_there_is(
     assert found.rate_bytes_s and days_left == pytest.approx(10 * GIB / found.rate_bytes_s / 86_400)
 
 
+def test_ledger_that_does_not_say_when_it_was_made_has_no_part_in_the_rate() -> None:
+    old = ledger(2, 500).with_changes(creation_time_ms=0)
+    alone, beside = measured(ledger(1, 7200)), measured(ledger(1, 7200), old)
+    assert beside.rate_window_s == alone.rate_window_s == 3600.0
+    assert beside.rate_bytes_s == alone.rate_bytes_s == 4.0
+
+
 def test_disks_of_bookies_that_are_read_only_last_nobody() -> None:
     found = Usage(rate_bytes_s=1.0)
     for name, state in (("a", "readonly"), ("b", "writable")):
