@@ -194,3 +194,23 @@ def test_ledger_that_is_deleted_in_one_of_its_looks_is_not_counted(look: int) ->
         assert standing.ledgers == 0 and exit_status(standing) == 0
 
     run_virtually(test)
+
+
+def test_ledger_whose_node_cannot_be_read_is_not_safe() -> None:
+    """It is the first of two that is told."""
+
+    async def test(world: World) -> None:
+        store = MemoryMetadataStore(world.tree)
+        ids = []
+        for _ledger in range(2):
+            writer = await written(world, b"0")
+            await writer.close()
+            path = ledger_path(LedgerId(writer.ledger_id))
+            await store.put(path, b"{", (await store.get(path)).version)
+            ids.append(writer.ledger_id)
+        standing = await found(world)
+        assert (standing.unknown, standing.at_risk) == (2, 0)
+        assert ledger_path(LedgerId(ids[0])) in standing.unknown_why
+        assert exit_status(standing) == 3
+
+    run_virtually(test)

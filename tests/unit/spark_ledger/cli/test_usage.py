@@ -152,6 +152,11 @@ def test_bytes_of_a_ledger_are_shared_out_by_its_fragments() -> None:
     assert sum(live.values()) == found.total.replicated_bytes
 
 
+def test_no_byte_of_a_ledger_is_lost_by_sharing_out() -> None:
+    found = measured(ledger(1, 101, entries=7, fragments=((0, "abc"), (2, "abd"))))
+    assert sum(each.live_bytes for each in found.bookies.values()) == 2 * 101
+
+
 def test_bookies_say_what_is_free_and_silent_ones_are_shown() -> None:
     found = measured()
     assert found.bookies[BookieId("a")] == BookieUsage("writable", 0, 5 * MIB, 7, 10 * GIB)
