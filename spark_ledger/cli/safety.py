@@ -136,15 +136,17 @@ class _Survey:
 
     async def _look(self, ledger_id: LedgerId) -> None:
         ledger = await self._read(ledger_id)
+        if ledger is None:
+            return  # deleted since it was listed
         for _ in range(LOOKS_MAX):
-            if ledger is None:
-                return  # deleted since it was listed
             before = ledger
             confirmed, zones = await self._zones(before.value)
             if all(each.safety in _WELL for each in zones):
                 break  # whatever changed: the copies are there
             ledger = await self._read(ledger_id)
-            if ledger is not None and ledger.version == before.version:
+            if ledger is None:
+                return  # deleted meanwhile, also in the last look
+            if ledger.version == before.version:
                 break
         self._count(before.value, confirmed, zones)
 

@@ -152,6 +152,11 @@ def test_bytes_of_a_ledger_are_shared_out_by_its_fragments() -> None:
     assert sum(live.values()) == found.total.replicated_bytes
 
 
+def test_no_byte_of_a_ledger_is_lost_by_sharing_out() -> None:
+    found = measured(ledger(1, 101, entries=7, fragments=((0, "abc"), (2, "abd"))))
+    assert sum(each.live_bytes for each in found.bookies.values()) == 2 * 101
+
+
 def test_bookies_say_what_is_free_and_silent_ones_are_shown() -> None:
     found = measured()
     assert found.bookies[BookieId("a")] == BookieUsage("writable", 0, 5 * MIB, 7, 10 * GIB)
@@ -175,6 +180,13 @@ def test_rate_is_that_of_a_day_or_of_the_time_there_is(
     assert found.rate_bytes_s == pytest.approx(bytes_of_window / (window_h * 3600))
     days_left = found.days_left
     assert found.rate_bytes_s and days_left == pytest.approx(10 * GIB / found.rate_bytes_s / 86_400)
+
+
+def test_ledger_that_does_not_say_when_it_was_made_has_no_part_in_the_rate() -> None:
+    old = ledger(2, 500).with_changes(creation_time_ms=0)
+    alone, beside = measured(ledger(1, 7200)), measured(ledger(1, 7200), old)
+    assert beside.rate_window_s == alone.rate_window_s == 3600.0
+    assert beside.rate_bytes_s == alone.rate_bytes_s == 4.0
 
 
 def test_disks_of_bookies_that_are_read_only_last_nobody() -> None:

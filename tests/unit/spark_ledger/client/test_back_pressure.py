@@ -16,7 +16,7 @@ import pytest
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.reader import LedgerReader
-from spark_ledger.limits.client import READ_CHUNKS_AHEAD_MAX
+from spark_ledger.limits.client import READ_CHUNKS_AHEAD_MAX, READ_PARK_S
 from spark_ledger.transport.base import ReadChunk
 from spark_ledger.types import BookieId
 from tests.unit.spark_ledger.client.world import World
@@ -223,5 +223,24 @@ def test_reply_that_ends_early_is_no_end_of_the_lane(cut_after: int) -> None:
         got = [entry.payload async for entry in reader.read(0, ENTRIES - 1)]
         assert got == [b"%d" % n for n in range(ENTRIES)]
         assert wire.cut_after == -1 and len(wire.asked) == 2
+
+    run(test)
+
+
+def test_replica_that_stalls_after_a_pause_of_the_consumer_is_overtaken() -> None:
+    """Nobody looked at the clock in the pause: somebody has to begin again."""
+
+    async def test(world: World) -> None:
+        client, reader, wire = await filled(world)
+        slow, other, _ = reader.metadata.last_fragment.bookies
+        got: list[int] = []
+        async for entry in reader.read(0, ENTRIES - 1):
+            got.append(entry.entry_id)
+            if entry.entry_id == 5:
+                await asyncio.sleep(READ_PARK_S / 2)
+                wire.stalled[slow] = asyncio.Event()
+        assert got == list(range(ENTRIES))
+        assert wire.asked == [slow, other]
+        assert client._context.slow_now() == {slow}
 
     run(test)

@@ -106,3 +106,18 @@ def test_a_bookie_that_was_overtaken_is_asked_last_for_a_while(
                 assert [e.payload async for e in reader.read(0, 0)] == [b"0"]
 
     run_virtually(test, bookies=2)
+
+
+@pytest.mark.parametrize("rack", ["/r0", "/r1", "/r2"])
+def test_bookie_in_the_rack_of_the_reader_is_asked_first(rack: str) -> None:
+    async def test(world: World) -> None:
+        client = await world.client(rack=rack)
+        async with await client.create_ledger() as writer:
+            await writer.append(b"0")
+        reader = await client.open_ledger(writer.ledger_id)
+        names = asked(client)
+        for hint in range(3):
+            assert [e.payload async for e in reader.read(0, 0, replica_hint=hint)] == [b"0"]
+        assert {world.rack(name) for name in names} == {rack}
+
+    run_virtually(test, bookies=3, racks=3)

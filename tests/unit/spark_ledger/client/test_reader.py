@@ -258,6 +258,7 @@ def test_tail_of_a_closed_ledger_gives_all_its_entries() -> None:
         reader = await client.open_ledger(writer.ledger_id)
         assert [entry.entry_id async for entry in reader.tail(0)] == [0, 1, 2, 3, 4]
         assert [entry.entry_id async for entry in reader.tail(3)] == [3, 4]
+        assert [entry.entry_id async for entry in reader.tail(4)] == [4]
         assert [entry.entry_id async for entry in reader.tail(5)] == []
 
     run_virtually(test)

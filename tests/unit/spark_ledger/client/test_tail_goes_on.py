@@ -12,9 +12,9 @@ import pytest
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.reader import LedgerReader
-from spark_ledger.errors import NoSuchEntryError
+from spark_ledger.errors import NoSuchEntryError, NoSuchLedgerError
 from spark_ledger.limits.client import TAIL_METADATA_WAIT_S, TAIL_RETRY_DELAY_S_MAX
-from spark_ledger.types import LedgerId
+from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
 from tests.unit.spark_ledger.client.test_tail import Followed, Outage
 from tests.unit.spark_ledger.client.world import World, run_virtually
 
@@ -123,5 +123,56 @@ def test_bug_of_ours_in_the_reading_of_metadata_ends_a_tail() -> None:
         await writer.close()
         with pytest.raises(AssertionError, match="broken on purpose"):
             await asyncio.wait_for(tail.task, 10)
+
+    run_virtually(test)
+
+
+def test_change_while_the_metadata_are_read_is_looked_at_too() -> None:
+    """The answer to the first look is from before the ledger was closed."""
+
+    async def test(world: World) -> None:
+        _other, client, reader, writer = await followed(world)
+        honest, looks = client.context.ledgers.read_latest, list[object]()
+
+        async def slow(ledger_id: int) -> Versioned[LedgerMetadata]:
+            found = await honest(ledger_id)  # type: ignore[arg-type]
+            looks.append(found.version)
+            if len(looks) == 1:
+                await writer.close()
+                await asyncio.sleep(0.1)
+            return found
+
+        client.context.ledgers.read_latest = slow  # type: ignore[method-assign, assignment]
+        following = Followed(reader)
+        await asyncio.wait_for(following.task, 10)
+        assert following.found == [b"0"]
+        assert len(looks) == 2
+
+    run_virtually(test)
+
+
+def test_tail_that_waits_for_an_entry_says_at_once_that_its_ledger_was_deleted() -> None:
+    """It waits for metadata that may name others who have it, and they say that there is nothing
+    to wait for any more."""
+
+    async def test(world: World) -> None:
+        other, client, reader, writer = await followed(world)
+        outage, tail = Outage(client, delay_s=0.01), Followed(reader)
+        await tail.has(1)
+        outage.on = True
+        for bookie in world.bookies.values():
+            bookie.ledgers[writer.ledger_id].last_add_confirmed = 7
+            for answer in list(bookie.ledgers[writer.ledger_id].watches):
+                answer()
+        await asyncio.sleep(1.0)
+        await writer.abandon()
+        await other.delete_ledger(writer.ledger_id)
+        await asyncio.sleep(1.0)
+        assert not tail.task.done()
+        began = now()
+        outage.end()
+        with pytest.raises(NoSuchLedgerError):
+            await tail.task
+        assert now() - began < min(10.0, TAIL_METADATA_WAIT_S)
 
     run_virtually(test)
