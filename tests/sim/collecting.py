@@ -10,6 +10,7 @@ and named elsewhere (rules G7 and G9).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
@@ -20,13 +21,14 @@ from bookie_server.collection.collector import CollectorConfig, LedgerCollector
 from bookie_server.collection.mark import HistoryMark
 from bookie_server.core.collection import Cause
 from bookie_server.giving_back import GivingBack
+from bookie_server.reads import entry_page
 from bookie_server.storage.index.base import HeldLedger
-from spark_ledger.errors import NotFoundError
+from spark_ledger.errors import CorruptionError, NotFoundError
 from spark_ledger.metadata.base import Put
 from spark_ledger.metadata.codec import decode_ledger
 from spark_ledger.metadata.deletions import DELETIONS_PATH
 from spark_ledger.metadata.ledgers import ledger_path
-from spark_ledger.types import BookieId, LedgerId, LedgerMetadata, Versioned
+from spark_ledger.types import BookieId, EntryId, LedgerId, LedgerMetadata, Versioned
 from tests.sim.clients import DeleteClient
 from tests.sim.disk import LEDGERS
 from tests.sim.keys import SimKeys
@@ -188,13 +190,33 @@ class _Run:
         """See ``Holder``. Checks that each may go, and takes back what was promised of it."""
         ids = list(ledger_ids)
         held = {each.ledger_id: each for each in self._bookie.held_ledgers(-1, 1000)}
+        promises = self._node.promises
+        before = {each: frozenset(promises.acknowledged.get(each, ())) for each in ids}
         for each in ids:
             if each in held:
                 self._check(held[each])
-            self._node.promises.collect(each)
+            promises.collect(each)
         self._world.counts["ledgers collected"] += len(ids)
         self._world.say(f"{self._node.name} collects {', '.join(map(str, ids))}")
-        return self._bookie.delete_ledgers(ids)
+        try:
+            return self._bookie.delete_ledgers(ids)
+        except OSError:  # what it says that it holds then is so, and repair counts on it (rule R5)
+            for each in ids:
+                promises.left[each] = before[each] & self._stored(each)
+            raise
+
+    def _stored(self, ledger_id: LedgerId) -> frozenset[int]:
+        """The entries that its storage has, whatever it says of them."""
+        ids: set[int] = set()
+        first: EntryId | None = EntryId(0)
+        with contextlib.suppress(OSError, CorruptionError):
+            while first is not None:
+                page = entry_page(self._bookie._storage, ledger_id, first)
+                if page is None:
+                    break
+                ids.update(each for low, high in page.ranges for each in range(low, high + 1))
+                first = page.next_entry
+        return frozenset(ids)
 
     @property
     def giving_back(self) -> GivingBack:

@@ -27,6 +27,8 @@ class Promises:
     def __init__(self, node: BookieNode, witness: Witness) -> None:
         self.acknowledged: dict[LedgerId, dict[int, bytes]] = {}
         """Frames that it has acknowledged, by ledger and entry."""
+        self.left: dict[LedgerId, frozenset[int]] = {}
+        """Of ledgers whose collection failed: what it had acknowledged, and holds still."""
         self.fenced: set[LedgerId] = set()
         """Ledgers whose fence it has answered."""
         self._collected: Counter[LedgerId] = Counter()
@@ -42,6 +44,7 @@ class Promises:
         and what is accepted, and not yet answered, is no promise."""
         self._collected[ledger_id] += 1
         self.acknowledged.pop(ledger_id, None)
+        self.left.pop(ledger_id, None)
         self.fenced.discard(ledger_id)
 
     def note(self, run: EntryRun, collected: int) -> None:

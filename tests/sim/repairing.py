@@ -146,7 +146,8 @@ def check_repair(
         for index, bookie_id in enumerate(after.bookies):
             if before.bookies[index] == bookie_id:
                 continue
-            held = nodes[bookie_id].promises.acknowledged.get(ledger_id, ())
+            promises = nodes[bookie_id].promises
+            held = {*promises.acknowledged.get(ledger_id, ()), *promises.left.get(ledger_id, ())}
             lacks = [entry_id for entry_id in _wanted(new, after, index) if entry_id not in held]
             if lacks:
                 text = (

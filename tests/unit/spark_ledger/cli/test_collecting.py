@@ -54,7 +54,8 @@ def test_report_of_an_earlier_pass_is_no_answer(earlier: str) -> None:
         await report(store, A, PassReport(order=given.value.token, deleted=1))
         found = dict(await asked)
         assert found[B] is None, "it has not answered in time"
-        assert found[A] is not None and found[A].deleted == 1
+        of_a = found[A]
+        assert of_a is not None and of_a.deleted == 1
 
     assert collecting._LOOK_S < 5.0
     run_in_virtual_time(test())

@@ -25,7 +25,7 @@ class Joined(MemoryTransport):
 
     unread: tuple[BookieId, int] = (BookieId(""), -1)
 
-    async def read(
+    async def read(  # type: ignore[override]
         self, bookie_id: BookieId, ledger_id: LedgerId, first: EntryId, last: EntryId, **named: Any
     ) -> AsyncGenerator[ReadChunk, None]:
         bad = self.unread[1] if self.unread[0] == bookie_id else -1

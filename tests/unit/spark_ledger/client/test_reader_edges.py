@@ -29,7 +29,7 @@ def asked(client: LedgerClient, most: int = 100) -> list[tuple[str, int]]:
         async for chunk in honest(bookie_id, ledger_id, EntryId(first), *args, **named):
             yield chunk
 
-    transport.read = read  # type: ignore[method-assign]
+    transport.read = read  # type: ignore[method-assign, assignment]
     return seen
 
 
@@ -47,8 +47,8 @@ async def renamed(client: LedgerClient, ledger_id: int, fragment: int, new: str)
 def test_hint_chooses_the_replica_of_each_lane(ensemble: int) -> None:
     async def test(world: World) -> None:
         client = await world.client()
-        quorums = {"ensemble_size": ensemble, "write_quorum": 2, "ack_quorum": 2}
-        async with await client.create_ledger(**quorums) as writer:
+        made = client.create_ledger(ensemble_size=ensemble, write_quorum=2, ack_quorum=2)
+        async with await made as writer:
             for number in range(2 * ensemble):
                 await writer.append(b"%d" % number)
         reader = await client.open_ledger(writer.ledger_id)

@@ -142,7 +142,7 @@ def test_change_while_the_metadata_are_read_is_looked_at_too() -> None:
                 await asyncio.sleep(0.1)
             return found
 
-        client.context.ledgers.read_latest = slow  # type: ignore[method-assign, assignment]
+        client.context.ledgers.read_latest = slow  # type: ignore[method-assign]
         following = Followed(reader)
         await asyncio.wait_for(following.task, 10)
         assert following.found == [b"0"]
