@@ -82,7 +82,7 @@ def spark(
     from benchmarks import spark_floor, spark_profile
 
     if profile + floor + (peers or limit) > 1:
-        raise click.UsageError("--profile and --floor go alone")
+        raise click.UsageError("--profile, --floor and --peers with --limit go one at a time")
     if profile:
         steps = spark_profile.steps(quick=quick)
     elif floor:

@@ -192,7 +192,7 @@ def test_profile_has_the_median_of_each_component_for_a_million_rows() -> None:
     assert "metadata writes" in text and " 3.2 " in text and " 7.5 " in text
 
 
-@pytest.mark.parametrize("other", ["--profile", "--peers"])
+@pytest.mark.parametrize("other", ["--profile", "--peers", "--limit"])
 def test_profiles_go_one_at_a_time(other: str) -> None:
     outcome = CliRunner().invoke(main, ["spark", "--floor", other])
     assert outcome.exit_code == 2 and "one at a time" in outcome.output
