@@ -1,4 +1,4 @@
-"""Whether the entries of an add that this bookie holds already are the same ones.
+"""Whether this bookie holds the entries of an add already, and whether they are the same ones.
 
 An entry has one frame for ever (rule P2), so whoever sends an entry again sends the same bytes.
 Other bytes under the same id are another entry: that of a ledger whose id was given twice, of a
