@@ -154,12 +154,12 @@ def _run(
         failure = str(error)
     except KeyboardInterrupt:
         failure = "stopped; what was started is gone"
+    if json_file is not None and not failure:
+        write_json(rows, json_file)
     console = Console(width=None if sys.stdout.isatty() else 140)
     if rows:
         print_rows(rows, console)
         console.print(f"load average {os.getloadavg()[0]:.1f} at the end, {os.cpu_count()} cores")
-    if json_file is not None and not failure:
-        write_json(rows, json_file)
     if page is not None and not failure:
         write_page(rows, page, " ".join(["python -m benchmarks", *sys.argv[1:]]))
     if failure:

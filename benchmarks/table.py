@@ -8,10 +8,16 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.profile_table import PROFILE_OPS, print_profile
-from benchmarks.rows import OURS, READ, READ_BATCHES, Row
+from benchmarks.rows import BARE, OURS, READ, READ_BATCHES, Row
 
 _UNITS = {"raw": "entries/s", "spark": "rows/s"}
-_PEERS = (("bookkeeper", "/ BookKeeper"), ("kafka", "/ Kafka"), ("bare gRPC", "/ bare gRPC"))
+_PEERS = (
+    ("bookkeeper", "/ BookKeeper"),
+    ("kafka", "/ Kafka"),
+    ("bare gRPC", "/ bare gRPC"),
+    (BARE, "/ bare Python"),
+)
+"""Who stands beside this system, in the table's order."""
 _OPS = ("append", READ, READ_BATCHES, "write", "stream-copy", "failover")
 """In the order of the table."""
 

@@ -252,13 +252,18 @@ class Copier:
             node.start()
 
     def _as_somebody_puts_it(self, node: BookieNode, copy: MemoryFileSystem) -> MemoryFileSystem:
-        """File by file, or the whole disk with its inodes if the bookie has started since. Nobody
-        could tell the whole disk from the original if not (rule S13)."""
+        """File by file, or the whole disk with its inodes.
+
+        Nobody could tell the whole disk from the original while the cluster knows no later start, or
+        once it is restored from a backup that does not, and told to accept newer starts (rule S13).
+        """
+        world = self.world
         data = node.arrival._zookeeper.tree.get(cookie_path(node.bookie_id)).value
         cookie = decode_cookie(node.bookie_id, data)
-        start, here = read_start(copy, JOURNAL), read_start(node.disk.files, JOURNAL)
-        # A cluster that was restored knows no later start until the bookie has noted its own again.
-        latest = {cookie.start, here.current} if cookie.accepts_newer else {cookie.start}
-        if latest & {start.current, start.pending} or self.draw.random() < 0.5:
+        start = read_start(copy, JOURNAL)
+        latest = max((each.counter for each in (start.current, start.pending) if each), default=0)
+        is_older = cookie.start is not None and latest < cookie.start.counter
+        will_be_restored = world.options.restores and not world.faults["metadata restored"]
+        if not is_older or will_be_restored or self.draw.random() < 0.5:
             return copy.copy()
         return copy.crash_clone(None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
@@ -117,6 +118,17 @@ def test_the_table_compares_the_same_work_only() -> None:
     ours = next(line for line in text.splitlines() if "spark-ledger" in line)
     assert "3.00" in ours
     assert "0.30" not in text
+
+
+def test_the_table_has_a_row_for_every_system_and_ratios_beside_all_but_ours() -> None:
+    systems = [system for system in get_args(System) if system != NOOP]
+    rows = [_row(system, 100.0 * (number + 1)) for number, system in enumerate(systems)]
+    text = io.StringIO()
+    print_rows(rows, Console(file=text, width=200))
+    for system in systems:
+        assert system in text.getvalue()
+    for number in range(1, len(systems)):
+        assert f"{1 / (number + 1):.2f}" in text.getvalue()
 
 
 def test_the_table_has_both_ways_to_read_beside_the_one_of_a_peer() -> None:
