@@ -1,12 +1,12 @@
-"""The Python files of this repository, parsed: what every style test walks over."""
+"""The Python files of this repository: what every style test walks over."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("spark_ledger", "connector", "bookie_server")
@@ -14,14 +14,19 @@ EVERYTHING = (*PRODUCT, "benchmarks", "examples", "tests")
 GENERATED = frozenset({"bookie_pb2.py", "bookie_pb2_grpc.py"})
 
 
-class Source(NamedTuple):
+@dataclass(frozen=True)
+class Source:
     """One file. ``module`` is its dotted name; a package carries the name of its folder."""
 
     path: str
     module: str
     is_package: bool
     text: str
-    tree: ast.Module
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """Parsed when a test first walks over it: each process of `make test` imports all."""
+        return ast.parse(self.text, self.path)
 
 
 @cache
@@ -29,7 +34,7 @@ def sources() -> tuple[Source, ...]:
     """Every file of the repository, generated code left out."""
     files = [path for folder in EVERYTHING for path in sorted((ROOT / folder).rglob("*.py"))]
     files.append(ROOT / "setup.py")
-    return tuple(_parse(path) for path in files if path.name not in GENERATED)
+    return tuple(_read(path) for path in files if path.name not in GENERATED)
 
 
 def product_sources() -> list[Source]:
@@ -37,13 +42,13 @@ def product_sources() -> list[Source]:
     return [source for source in sources() if source.path.startswith(PRODUCT)]
 
 
-def _parse(path: Path) -> Source:
+def _read(path: Path) -> Source:
     relative = path.relative_to(ROOT)
     parts = list(relative.with_suffix("").parts)
     is_package = parts[-1] == "__init__"
     text = path.read_text(encoding="utf-8")
     module = ".".join(parts[:-1] if is_package else parts)
-    return Source(relative.as_posix(), module, is_package, text, ast.parse(text, str(relative)))
+    return Source(relative.as_posix(), module, is_package, text)
 
 
 def imports(source: Source) -> Iterator[tuple[int, str]]:
