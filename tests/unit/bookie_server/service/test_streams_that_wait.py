@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -11,7 +13,7 @@ from bookie_server.service import append_session
 from bookie_server.service.append_gate import AppendGate, AppendShares
 from bookie_server.service.append_turns import AppendTurns
 from bookie_server.service.guard.nonsense import Nonsense
-from spark_ledger.limits.bookie import ADD_COST_BYTES
+from spark_ledger.limits.bookie import ADD_COST_BYTES, APPEND_TURN_S
 from spark_ledger.types import BookieStatus, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
 from tests.contracts.scripted_bookie import ScriptedBookie
@@ -77,6 +79,34 @@ def test_drain_in_the_middle_of_a_message_answers_all_of_it(
         assert sorted(f.results) == [(tag, 0, OK) for tag in range(1, 9)]
 
     drain()
+
+
+def test_turn_ends_by_the_time_that_the_bookie_takes_for_adds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Small adds are decoded together, so that to take the next one is nearly no time."""
+    now_s = 0.0
+    clock = SimpleNamespace(perf_counter=lambda: now_s)
+
+    @test_append_session.on_loop
+    async def flood(f: Fixture) -> None:
+        add = f.bookie.add
+
+        def add_slowly(*given: Any, **named: Any) -> None:
+            nonlocal now_s
+            now_s += APPEND_TURN_S / 3.5
+            add(*given, **named)
+
+        monkeypatch.setattr(f.bookie, "add", add_slowly)
+        monkeypatch.setattr(append_session, "time", clock)
+        f.context.send(*[(tag, 0) for tag in range(1, 31)])
+        while not f.bookie.adds:
+            await asyncio.sleep(0)
+        assert len(f.bookie.adds) == 4, "the fourth ends the turn"
+        await settle()
+        assert len(f.bookie.adds) == 30
+
+    flood()
 
 
 @test_append_session.on_loop
