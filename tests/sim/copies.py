@@ -254,8 +254,9 @@ class Copier:
     def _as_somebody_puts_it(self, node: BookieNode, copy: MemoryFileSystem) -> MemoryFileSystem:
         """File by file, or the whole disk with its inodes.
 
-        Nobody could tell the whole disk from the original while the cluster knows no later start, or
-        once it is restored from a backup that does not, and told to accept newer starts (rule S13).
+        Nobody could tell the whole disk from the original while the cluster knows no later start,
+        or once it is restored from a backup that does not, and told to accept newer starts (rule
+        S13).
         """
         world = self.world
         data = node.arrival._zookeeper.tree.get(cookie_path(node.bookie_id)).value
