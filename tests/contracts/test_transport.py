@@ -343,15 +343,17 @@ async def test_a_long_poll_wakes_when_the_lac_grows(world: World) -> None:
     await until(lambda: acknowledged(world) == 0, "the add")
     poll = asyncio.create_task(
         world.transport.read_last_confirmed(
-            BOOKIE, LEDGER, wait_above=EntryId(0), wait_s=29, timeout_s=5
+            BOOKIE, LEDGER, wait_above=EntryId(1), wait_s=29, timeout_s=5
         )
     )
     await until(lambda: world.bookie.ledgers[LEDGER].watches, "the poll is held")
-    assert not poll.done()
     appender.send(make_run(1))
-    appender.send(make_run(2))
+    appender.send(make_run(2))  # it carries that 1 is confirmed, which is not above 1
+    await until(lambda: world.bookie.ledgers[LEDGER].last_add_confirmed == 1, "both")
+    assert not poll.done()
+    appender.send(make_run(3))
     end = await poll
-    assert (end.status, end.last_add_confirmed) == (OK, 1)
+    assert (end.status, end.last_add_confirmed) == (OK, 2)
     await until(lambda: not world.bookie.ledgers[LEDGER].watches, "the watch is cancelled")
 
 

@@ -437,12 +437,13 @@ async def test_acknowledgement_that_comes_again_says_nothing_new(f: Fixture) -> 
 
 @on_loop
 async def test_answer_for_another_ledger_fails_the_appender(f: Fixture) -> None:
-    appender = f.open()
-    appender.send(make_run(0))
-    await settle()
-    f.call.answer(appender.tag, 0, ledger_id=9)
-    await settle()
-    assert [result.status for result in f.results] == [BookieStatus.IO_ERROR]
+    for ledger_id in (0, 9):
+        appender = f.open()
+        appender.send(make_run(0))
+        await settle()
+        f.call.answer(appender.tag, 0, ledger_id=ledger_id)
+        await settle()
+    assert [result.status for result in f.results] == [BookieStatus.IO_ERROR] * 2
 
 
 @on_loop

@@ -175,6 +175,25 @@ async def test_close_waits_for_the_calls() -> None:
 
 
 @in_virtual_time
+async def test_close_waits_also_for_the_calls_that_follow() -> None:
+    bookie = Bookie()
+    bookie.holds = True
+    told = []
+    for number in range(CONFIRMATION_CALLS_MAX + 2):
+        told.append(bookie.tell(2 * number))
+        await settle()
+    closing = asyncio.ensure_future(bookie.confirmations.close())
+    await settle()
+    first, bookie._go_on = bookie._go_on, asyncio.Event()
+    first.set()
+    await settle()
+    assert not told[-1].done() and not closing.done()
+    bookie.go_on()
+    await closing
+    assert all(each.done() for each in told)
+
+
+@in_virtual_time
 async def test_call_that_is_cancelled_cancels_its_tellings_and_no_others() -> None:
     """As at the end of the application's loop: who tells does not wait for ever."""
     bookie = Bookie()

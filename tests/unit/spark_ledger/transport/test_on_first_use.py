@@ -70,10 +70,15 @@ def test_none_is_made_behind_the_end() -> None:
     assert made.count == 0
 
 
-def test_forked_child_is_refused_before_it_asks_a_bookie(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("further", [-1, 1])
+def test_forked_child_is_refused_before_it_asks_a_bookie(
+    further: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its number is above that of its parent, until the numbers begin anew."""
     made = Made()
     transport = OnFirstUse(made)
-    monkeypatch.setattr(os, "getpid", lambda: -1)
+    child = os.getpid() + further
+    monkeypatch.setattr(os, "getpid", lambda: child)
     with pytest.raises(LedgerClosedError, match="do not survive a fork"):
         asyncio.run(transport.describe(BookieId("b1"), timeout_s=1.0))
     with pytest.raises(ConfigurationError, match="spawn"):

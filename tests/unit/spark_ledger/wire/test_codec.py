@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from unittest.mock import patch
 
 import pytest
@@ -105,6 +106,20 @@ def test_runs_in_one_read_response_keep_their_ids() -> None:
     assert together(run(4, 2, [4, 9])) == (4, [4, 9], [2] * 2, bytes([4]) * 4)
 
 
+@pytest.mark.parametrize("size", [127, 128, 129, 16_383, 16_384, 16_385])
+def test_sizes_at_the_borders_of_a_number_are_those_of_protobuf(size: int) -> None:
+    """A length takes one more byte from 128 on, and from 16,384 on: that of the frames, of their
+    run, or of its add."""
+    for frames_bytes in range(size - 60, size + 1):
+        run = EntryRun(LedgerId(1), EntryId(3), None, [frames_bytes], b"f" * frames_bytes)
+        add = AddCommand(1, b"k" * 32, False, run)
+        message = pb.ReadResponse(run=as_protobuf(add).run)
+        assert pb.ReadResponse.FromString(encode_read_response([run])) == message
+        with patch.object(codec, "_SMALL_BYTES_MAX", 0):
+            encoded = encode_append_request([add])
+        assert pb.AppendRequest.FromString(encoded) == pb.AppendRequest(adds=[as_protobuf(add)])
+
+
 def test_the_end_of_a_read_names_the_entry() -> None:
     data = encode_read_end(BookieStatus.NO_SUCH_ENTRY, EntryId(7), "not held")
     response, run = decode_read_response(data)
@@ -165,6 +180,7 @@ NEGATIVE_LAC = HEADER.pack(0, 0, -2, 0) + b"f" * 8
         (pb.EntryRun(entry_ids=[0, 1], sizes=[40], frames=FRAME), "2 entry ids for 1 frames"),
         (pb.EntryRun(entry_ids=[0, 0], sizes=[40, 40], frames=FRAME * 2), "not ascending"),
         (pb.EntryRun(entry_ids=[1, 2], sizes=[40, 40], frames=FRAME * 2), "do not match"),
+        (pb.EntryRun(entry_ids=[1], sizes=[40], frames=FRAME), "do not match"),
         (pb.EntryRun(first_entry=2**63 - 2, sizes=[40, 40], frames=FRAME * 2), "ids end below"),
         (pb.EntryRun(first_entry=2**63 - 1, sizes=[40], frames=FRAME), "ids end below"),
         (pb.EntryRun(sizes=[40], frames=NEGATIVE_LAC), "last add confirmed is -2"),
@@ -182,6 +198,13 @@ def test_the_largest_frame_is_the_largest_payload_with_its_overhead() -> None:
     assert error_of(pb.EntryRun(sizes=[FRAME_BYTES_MAX], frames=bytes(FRAME_BYTES_MAX))) == ""
     too_large = pb.EntryRun(sizes=[FRAME_BYTES_MAX + 1], frames=bytes(FRAME_BYTES_MAX + 1))
     assert "at most" in error_of(too_large)
+
+
+def test_frame_that_is_too_large_is_refused_beside_small_ones() -> None:
+    with patch.object(codec, "FRAME_BYTES_MAX", 100):
+        assert error_of(pb.EntryRun(sizes=[40, 100], frames=bytes(140))) == ""
+        for sizes in ([40, 101], [101, 40]):
+            assert "at most 100" in error_of(pb.EntryRun(sizes=sizes, frames=bytes(141)))
 
 
 def test_run_that_claims_many_frames_is_refused_unexpanded() -> None:
@@ -247,6 +270,17 @@ def test_as_many_small_adds_as_may_be_in_a_request_are_decoded() -> None:
     ]
     sent = [AddCommand(run.ledger_id, b"", False, run) for run in runs]
     assert [add.run for add in list_of(encode_append_request(sent))] == runs
+
+
+def test_more_small_adds_than_may_be_in_a_request_are_refused() -> None:
+    """Those of all stretches count together, and one too many is refused."""
+    run = EntryRun(LedgerId(1), EntryId(0), None, [40], FRAME)
+    data = encode_append_request([AddCommand(1, b"", False, run)] * (APPEND_MESSAGE_ADDS_MAX + 1))
+    received = decode_append_request(data)
+    taken = list(islice(received, APPEND_MESSAGE_ADDS_MAX))
+    assert len(taken) == APPEND_MESSAGE_ADDS_MAX
+    with pytest.raises(MalformedMessageError, match=f"more than {APPEND_MESSAGE_ADDS_MAX} adds"):
+        next(received)
 
 
 def test_unusual_add_among_small_ones_is_taken_in_its_place() -> None:

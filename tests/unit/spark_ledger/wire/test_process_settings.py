@@ -54,6 +54,7 @@ def test_both_sides_take_the_largest_message() -> None:
     assert options["grpc.http2.lookahead_bytes"] == 8 * MIB
     assert options["grpc.http2.bdp_probe"] == 0
     assert len(options) == len(transfer_options()) == 6, "none is there twice"
+    assert dict(transfer_options(lookahead_bytes=5))["grpc.http2.lookahead_bytes"] == 5
 
 
 class CLibrary:
