@@ -34,6 +34,7 @@ def test_ids_with_gaps() -> None:
     striped = run(ids=[3, 6, 9])
     assert striped.last_entry == 9 and list(striped.ids()) == [3, 6, 9]
     assert [entry for entry, _ in striped.split()] == [3, 6, 9]
+    assert striped == run(ids=[3, 6, 9]) and striped not in (run(), run(ids=[3, 6, 8]))
     assert run_error(striped) is None
 
 

@@ -7,6 +7,7 @@ import pytest
 from spark_ledger.errors import (
     AddOutcomeUnknownError,
     ConflictError,
+    EnsembleLostError,
     FencedError,
     LedgerError,
     LedgerTakenOverError,
@@ -178,6 +179,17 @@ def test_so_many_refuse_the_password_that_the_rest_does_not_suffice() -> None:
     writer.choose()
     error = one(writer.choose(), FailEntries).error
     assert isinstance(error, UnauthorizedError) and "b0 (unauthorized), b1" in str(error)
+
+
+def test_one_that_refuses_the_password_is_not_what_ends_a_ledger_that_lost_another() -> None:
+    writer = Writer()
+    writer.add()
+    writer.fail(0, BookieStatus.UNAUTHORIZED)
+    writer.fail(1)
+    writer.choose()
+    error = one(writer.choose(), FailEntries).error
+    assert isinstance(error, EnsembleLostError)
+    assert "b0 (unauthorized), b1 (unavailable)" in str(error)
 
 
 @pytest.mark.parametrize("waits", [1, 5])

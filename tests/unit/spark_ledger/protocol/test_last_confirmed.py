@@ -242,6 +242,8 @@ def test_what_one_of_two_says_is_believed_when_an_entry_proves_it() -> None:
     assert round_.result == 4, "the rest was announced, and no entry carries it"
     round_.prove(EntryId(5))
     assert round_.result == 5 and round_.proofs == []
+    round_.prove(EntryId(4))
+    assert round_.result == 5, "an older proof takes nothing back"
 
 
 def test_proof_never_takes_back_what_is_agreed() -> None:
@@ -280,6 +282,24 @@ def test_nothing_is_proved_where_agreement_suffices() -> None:
     for index, last in enumerate((4, 4, 2**62)):
         round_.answer(says(index, last, last))
     assert round_.result == 4 and round_.proofs == []
+
+
+@pytest.mark.parametrize("status", [OK, NO_LEDGER])
+def test_bookies_that_know_of_nothing_have_answered(status: BookieStatus) -> None:
+    """They agree that nothing is confirmed: nobody is asked to prove more."""
+    round_ = LastConfirmedRead(ledger((3, 3, 2), (0, "b0 b1 b2")), fence=False)
+    for answer in (says(0, 5, 6), told(1, status), told(2, status)):
+        round_.answer(answer)
+    assert round_.result == -1 and round_.proofs == []
+
+
+def test_bookie_that_says_an_impossible_number_lets_another_prove_what_it_says() -> None:
+    """It is as bad as one that cannot be asked."""
+    round_ = LastConfirmedRead(ledger((3, 3, 2), (0, "b0 b1 b2")), fence=False)
+    for answer in (says(0, 5, 6), told(1, OK, -2), told(2, OK)):
+        round_.answer(answer)
+    assert round_.result == -1
+    assert round_.proofs == [Proof(0, BookieId("b0"), EntryId(6))]
 
 
 def test_bookie_that_cannot_be_read_has_not_answered() -> None:

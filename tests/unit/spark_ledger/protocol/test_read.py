@@ -97,6 +97,18 @@ def test_replica_that_is_asked_late_has_all_of_its_time() -> None:
     assert reader.machine.slow_indexes == {2}
 
 
+def test_last_replica_that_is_left_is_waited_for_however_slow_it_is() -> None:
+    """The others have said why not; it may be the only one that has the entry (rule P19)."""
+    reader = Reader()
+    reader.end(1, DOWN)
+    assert reader.end(2, NO) == [asks(0, 0)]
+    for second in range(1, 9):
+        assert reader.tick(float(second)) == []
+        due = reader.machine.next_deadline
+        assert due is not None and due > second, "a time that has passed would be looked at again"
+    assert reader.bring(0, 9, 9.0)[0] == delivers(0, 0, 9)
+
+
 def test_error_names_the_entry_that_is_next() -> None:
     reader = Reader()
     reader.bring(1, 4)

@@ -111,7 +111,7 @@ def test_length_of_known_end_is_read_from_its_own_fragment() -> None:
     assert (wanted.bookies, wanted.first, wanted.last) == (ids("b0 b1 b2"), 3, 3)
 
 
-def test_the_length_is_asked_of_the_ensemble_that_marking_found() -> None:
+def test_ledger_is_measured_and_closed_with_the_ensembles_that_marking_found() -> None:
     """The writer replaced a bookie while its ledger was being marked."""
     recoverer = Recoverer(ledger((3, 3, 2), (0, "b0 b1 b9")))
     stored = ledger((3, 3, 2), (0, "b0 b1 b2"), (4, "b3 b4 b5"))
@@ -120,6 +120,8 @@ def test_the_length_is_asked_of_the_ensemble_that_marking_found() -> None:
     recoverer.fenced(3)
     recoverer.end(0, NO, 4)
     assert one(recoverer.end(1, NO, 4), ReadLength).wanted.bookies == ids("b0 b1 b2")
+    closed = one(recoverer.length(40), WriteMetadata).metadata
+    assert (closed.fragments, closed.last_entry_id) == (stored.fragments, 3)
 
 
 def test_the_length_cannot_be_read() -> None:

@@ -25,7 +25,6 @@ from spark_ledger.transport.base import AddResult, LastConfirmed
 from spark_ledger.transport.channel import GrpcOptions, open_channel
 from spark_ledger.transport.grpc_aio import GrpcTransport
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
-from spark_ledger.wire import bookie_pb2 as pb
 from tests.contracts.scripted_bookie import ScriptedBookie
 
 BOOKIE = BookieId("b1")
@@ -421,29 +420,6 @@ async def test_long_poll_timeout_is_wait_plus_answer_time(bookies: Bookies) -> N
         status = await transport.write_last_confirmed(BOOKIE, LEDGER, EntryId(told), timeout_s=5)
         assert status is BookieStatus.OK
     assert (await poll).last_add_confirmed == 3
-    await transport.close()
-
-
-@on_loop
-async def test_what_idle_writers_tell_one_bookie_shares_a_call(bookies: Bookies) -> None:
-    port = await bookies.start(ScriptedBookie())
-    transport = GrpcTransport(lambda _bookie_id: f"127.0.0.1:{port}")
-    calls: list[pb.WriteLastConfirmedRequest] = []
-    ask = transport._write_last_confirmed
-
-    async def counted(
-        bookie_id: BookieId, request: pb.WriteLastConfirmedRequest, timeout_s: float
-    ) -> pb.WriteLastConfirmedResponse | BookieStatus:
-        calls.append(request)
-        return await ask(bookie_id, request, timeout_s)
-
-    transport._write_last_confirmed = counted  # type: ignore[method-assign]
-    told = [
-        transport.write_last_confirmed(BOOKIE, LedgerId(number), EntryId(0), timeout_s=5)
-        for number in range(3)
-    ]
-    assert await asyncio.gather(*told) == [BookieStatus.OK] * 3
-    assert [1 + len(call.more) for call in calls] == [3]
     await transport.close()
 
 
