@@ -14,6 +14,7 @@ from spark_ledger.protocol.events import (
     Append,
     ChooseBookies,
     CloseAppender,
+    WriteMetadata,
 )
 from spark_ledger.types import BookieStatus, EntryId
 from tests.unit.spark_ledger.protocol.append_driver import LIMITS, Writer, change_of_index_1
@@ -205,6 +206,20 @@ def test_bytes_in_flight_count_all_entries_of_a_slow_bookie() -> None:
     assert writer.machine.bytes_in_flight == 10_000
     writer.ack(2, 6_000)
     assert writer.machine.bytes_in_flight == 3_999
+    writer.add(5_000, size=1)
+    writer.ack_all()
+    assert writer.machine.bytes_in_flight == 0
+    closed = one(writer.close(), WriteMetadata).metadata
+    assert (closed.last_entry_id, closed.length) == (14_999, 15_000), "the last one is kept"
+
+
+def test_entries_that_come_one_by_one_leave_nothing_in_flight() -> None:
+    writer = Writer()
+    for entry in range(3):
+        writer.add(size=10)
+        assert writer.machine.bytes_in_flight == 10
+        writer.ack_all()
+        assert (writer.machine.held_by_all, writer.machine.bytes_in_flight) == (entry, 0)
 
 
 def test_idle_counts_from_the_last_add() -> None:
