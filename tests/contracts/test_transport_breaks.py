@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from spark_ledger.transport.base import AddResult
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from tests.contracts.test_transport import (
@@ -54,3 +56,26 @@ async def test_appender_stays_with_its_connection_when_the_bookie_is_back(world:
     late.send(make_run(0, ledger=8))
     await until(lambda: len(world.results) == 4, "a new appender takes the new connection")
     assert world.results[3].status is BookieStatus.OK
+
+
+@on_both
+async def test_calls_under_way_to_a_bookie_that_dies_are_unavailable_at_once(world: World) -> None:
+    """And those that it has still to answer when the transport is closed."""
+    for end in (world.kill, world.transport.close):
+        world.bookie.hold = True
+        fence = asyncio.create_task(
+            world.transport.read_last_confirmed(BOOKIE, LEDGER, fence=True, timeout_s=10)
+        )
+        await until(lambda: LEDGER in world.bookie.ledgers, "the question arrives")
+        await end()
+        assert (await fence).status is BookieStatus.UNAVAILABLE
+        if end == world.kill:
+            world.bookie.ledgers.clear()
+            await world.revive()
+            await until_it_answers(world)
+
+
+async def until_it_answers(world: World) -> None:
+    async with asyncio.timeout(10):
+        while (await world.read(0, 0))[-1].status is BookieStatus.UNAVAILABLE:
+            await asyncio.sleep(0.01)

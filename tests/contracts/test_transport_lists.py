@@ -32,5 +32,18 @@ async def test_ranges_held_are_listed(world: World) -> None:
     ):
         listed = await world.transport.list_entries(BOOKIE, LEDGER, EntryId(entry), timeout_s=5)
         assert listed == page
-    for first, ledgers in ((LedgerId(0), [LEDGER]), (LedgerId(LEDGER + 1), [])):
-        assert await world.transport.list_ledgers(BOOKIE, first, timeout_s=5) == (OK, ledgers)
+
+
+@on_both
+async def test_ledgers_held_are_listed(world: World) -> None:
+    for ledger in (LEDGER, LEDGER + 1, LEDGER + 5):
+        world.open(ledger).send(make_run(0, ledger=ledger))
+    await until(lambda: len(world.results) == 3, "the adds")
+    for first, ledgers in (
+        (0, [LEDGER, LEDGER + 1, LEDGER + 5]),
+        (LEDGER, [LEDGER, LEDGER + 1, LEDGER + 5]),
+        (LEDGER + 1, [LEDGER + 1, LEDGER + 5]),
+        (LEDGER + 6, []),
+    ):
+        listed = await world.transport.list_ledgers(BOOKIE, LedgerId(first), timeout_s=5)
+        assert listed == (OK, ledgers)
