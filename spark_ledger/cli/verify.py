@@ -16,6 +16,7 @@ from functools import partial
 from typing import Final
 
 from spark_ledger.cli.listing import HeldEntries
+from spark_ledger.client.lane_reader import wanted_run
 from spark_ledger.errors import ConfigurationError, CorruptionError, LedgerError, NotFoundError
 from spark_ledger.keeper.unlisted import IDS_PER_PAGE
 from spark_ledger.metadata.base import MetadataStore
@@ -24,6 +25,7 @@ from spark_ledger.metadata.codec import decode_ledger
 from spark_ledger.metadata.ledger_ids import next_counted
 from spark_ledger.metadata.ledgers import LEDGERS_PATH, ledger_path
 from spark_ledger.metadata.unsettled import one_page, pages
+from spark_ledger.protocol.events import ReadEntries
 from spark_ledger.protocol.quorum import in_write_set
 from spark_ledger.transport.base import ListedEntries, Transport
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId, LedgerMetadata, Versioned
@@ -248,27 +250,30 @@ class _Comparison:
             copy.found.damaged += 1
             _tell(faults, f"ledger {ledger.ledger_id} entry {entry_id} on {bookie_id}: {why}")
 
-        before, refused = first - 1, 0
-        while before < first <= last:
-            before = first
+        refused = 0
+        while first <= last:
+            asked, is_busy = first, False
+            wanted = ReadEntries(0, 0, bookie_id, EntryId(first), EntryId(last), 1, fence=False)
             chunks = self._transport.read(
                 bookie_id,
                 ledger.ledger_id,
-                EntryId(first),
-                EntryId(last),
+                wanted.first,
+                wanted.last,
                 access_key=access_key,
                 timeout_s=ANSWER_TIMEOUT_S,
             )
             async for chunk in chunks:
                 if chunk.status is BookieStatus.TOO_MANY_REQUESTS and refused < BUSY_ATTEMPTS_MAX:
-                    refused, before = refused + 1, first - 1
+                    refused, is_busy = refused + 1, True
                     await asyncio.sleep(BUSY_PAUSE_S)
                     break
-                if chunk.run is None:
-                    damaged(chunk.entry_id, f"{chunk.status.name.lower()} {chunk.message}".strip())
-                    first = chunk.entry_id + 1
+                run, ended = wanted_run(ledger.ledger_id, wanted, first, chunk)
+                if run is None:
+                    assert ended is not None, "A chunk brings entries, or says why not."
+                    damaged(ended.entry_id, f"{ended.status.name.lower()} {ended.message}".strip())
+                    first = ended.entry_id + 1
                     break
-                entries, error = open_run(digest, chunk.run)
+                entries, error = open_run(digest, run)
                 for entry in entries:
                     if entry.entry_id not in copy.expected:
                         continue
@@ -277,11 +282,14 @@ class _Comparison:
                         damaged(entry.entry_id, "it differs from another copy")
                     else:
                         copy.found.user_bytes += len(entry.payload)
-                first = chunk.run.last_entry + 1
+                first = run.last_entry + 1
                 if error is not None:
-                    first = chunk.run.first_entry + len(entries) + 1
+                    first = run.first_entry + len(entries) + 1
                     damaged(first - 1, str(error))
                     break
+            if first == asked and not is_busy:
+                damaged(first, "its answer has nothing in it")
+                first += 1
 
     # -- ledgers that they do not name -------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from spark_ledger.cli.verify import Verified, verify
 from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.metadata.ledgers import LedgerStore, ledger_path
 from spark_ledger.metadata.memory import MemoryMetadataStore
+from spark_ledger.runs import EntryRun
 from spark_ledger.transport.base import ReadChunk
 from spark_ledger.transport.memory import MemoryTransport
 from spark_ledger.types import BookieId, BookieStatus, EntryId, Fragment, LedgerId
@@ -38,6 +39,22 @@ class Joined(MemoryTransport):
         run = decode_read_response(encode_read_response(runs))[1]
         assert run is not None
         yield ReadChunk(BookieStatus.OK, run, run.first_entry)
+
+
+class Lies(MemoryTransport):
+    """One bookie sends this run, or nothing, whatever it is asked for."""
+
+    run: EntryRun | None
+
+    async def read(
+        self, bookie_id: BookieId, *words: Any, **named: Any
+    ) -> AsyncGenerator[ReadChunk, None]:
+        if bookie_id == B1:
+            if self.run is not None:
+                yield ReadChunk(BookieStatus.OK, self.run, self.run.first_entry)
+            return
+        async for chunk in super().read(bookie_id, *words, **named):
+            yield chunk
 
 
 async def found(world: World, transport: MemoryTransport | None = None) -> Verified:
@@ -159,6 +176,38 @@ def test_entries_behind_a_bad_one_are_compared_too(how: str, bad: int) -> None:
         ]
         (fault,) = verified.faults
         assert f"entry {bad} on b1" in fault
+
+    run_virtually(test)
+
+
+@pytest.mark.parametrize(
+    ("lie", "damaged", "user_bytes"),
+    [("nothing", 2, 0), ("empty", 2, 0), ("malformed", 2, 0), ("later", 1, 2)],
+)
+def test_bookie_that_sends_other_entries_than_it_is_asked_for_is_told(
+    lie: str, damaged: int, user_bytes: int
+) -> None:
+    """Passed over, they would count as compared; or end the comparison of all."""
+
+    async def test(world: World) -> None:
+        writer = await closed(world, b"a", b"bc")
+        ledger_id = LedgerId(writer.ledger_id)
+        entries = world.bookies[B1].ledgers[ledger_id].entries
+        sizes = [len(entries[0]), len(entries[1])]
+        transport = Lies(world.alive)
+        transport.run = {
+            "nothing": None,
+            "empty": EntryRun(ledger_id, EntryId(0), None, [], b""),
+            "malformed": EntryRun(ledger_id, EntryId(0), [0], sizes, entries[0] + entries[1]),
+            "later": EntryRun(ledger_id, EntryId(1), None, sizes[1:], entries[1]),
+        }[lie]
+        verified = await found(world, transport)
+        assert not verified.is_well
+        assert [each.damaged for each in verified.bookies.values()] == [0, damaged, 0]
+        assert verified.bookies[B1].user_bytes == user_bytes
+        assert len(verified.faults) == damaged
+        for entry_id, fault in enumerate(verified.faults):
+            assert f"entry {entry_id} on b1" in fault
 
     run_virtually(test)
 
