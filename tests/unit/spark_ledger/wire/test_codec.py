@@ -208,11 +208,11 @@ def test_frame_that_is_too_large_is_refused_beside_small_ones() -> None:
 
 
 def test_run_that_claims_many_frames_is_refused_unexpanded() -> None:
-    run = pb.EntryRun(sizes=[1] * 7, frames=FRAME)
+    run = pb.EntryRun(ledger_id=5, first_entry=9, sizes=[1] * 7, frames=FRAME)
     data = pb.AppendRequest(adds=[pb.AddRun(run=run)]).SerializeToString()
     (add,) = decode_append_request(data)
     assert "7 frames in 40 bytes" in add.error
-    assert add.run.count == 0
+    assert (add.run.ledger_id, add.run.first_entry, add.run.count) == (5, 9, 0), "it is named"
     run = pb.EntryRun(sizes=[1] * 100_000, frames=FRAME)
     with pytest.raises(MalformedMessageError, match="numbers for at most 1 frames"):
         list_of(pb.AppendRequest(adds=[pb.AddRun(run=run)]).SerializeToString())
@@ -344,6 +344,24 @@ def test_fields_of_a_newer_version_are_skipped() -> None:
     newer = b"\x78\x05" + data + b"\x7a\x02hi" + b"\x7d1234" + b"\x7912345678"
     (add,) = decode_append_request(newer)
     assert add.run == run
+
+
+@pytest.mark.parametrize("payload_bytes", [0, 20_000])
+def test_fields_come_in_any_order(payload_bytes: int) -> None:
+    """As protobuf allows: frames that come first are no part of what stands behind them."""
+    frames = FRAME + bytes(payload_bytes)
+    run = pb.EntryRun(frames=frames).SerializeToString()
+    run += pb.EntryRun(ledger_id=1, first_entry=3, sizes=[len(frames)]).SerializeToString()
+    add = b"\x0a" + codec._varint(len(run)) + run
+    add += pb.AddRun(tag=7, access_key=b"key", recovery=True).SerializeToString()
+    found = list_of(b"\x0a" + codec._varint(len(add)) + add)
+    wanted = EntryRun(LedgerId(1), EntryId(3), None, [len(frames)], frames)
+    assert [(each.tag, each.access_key, each.recovery, each.run) for each in found] == [
+        (7, b"key", True, wanted)
+    ]
+    end = pb.ReadResponse(entry_id=5, message="said last").SerializeToString()
+    response, decoded = decode_read_response(b"\x22" + codec._varint(len(run)) + run + end)
+    assert (decoded, response.entry_id, response.message) == (wanted, 5, "said last")
 
 
 def test_statuses_have_the_numbers_of_the_protocol() -> None:

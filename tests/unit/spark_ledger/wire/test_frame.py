@@ -219,3 +219,5 @@ def test_access_key_hash() -> None:
     assert access_key_hash(b"") == b""
     assert len(access_key_hash(b"key")) == 32
     assert b"key" not in access_key_hash(b"key")
+    key = bytes(range(32))
+    assert access_key_hash(key) == hashlib.sha256(key).digest(), "of all of its bytes"
