@@ -3,6 +3,8 @@ time (rule P11)."""
 
 from __future__ import annotations
 
+import pytest
+
 from spark_ledger.protocol.events import AddFailed, BookiesChosen, CloseAppender
 from spark_ledger.protocol.replication import Replication
 from spark_ledger.types import BookieId, BookieStatus, Quorums
@@ -188,3 +190,43 @@ def test_silent_member_that_was_given_up_may_return_where_nothing_goes_on_withou
     replication.fail(AddFailed(0, BOOKIES[0], BookieStatus.UNAVAILABLE), 6.1, 1.0)
     assert replication.failed_due(6.1) == (0, 1)
     assert replication.choose(6.1).failed == {0: "b0", 1: "b1"}
+
+
+@pytest.mark.parametrize("said", [BookieStatus.TIMEOUT, BookieStatus.STALLED])
+def test_member_that_stores_nothing_may_return_where_nothing_goes_on_without_it(
+    said: BookieStatus,
+) -> None:
+    """Whether its network or its disk stood still; it has never worked here."""
+    replication = make()
+    if said is BookieStatus.STALLED:
+        assert replication.excuse(AddFailed(1, BOOKIES[1], said), 1.0) == []
+    acknowledge(replication, 0, 0, 1.0)
+    acknowledge(replication, 2, 0, 1.0)
+    silent, _ = silence(replication, 5.0)
+    replication.fail_silent(silent, 5.0, 1.0, WAIT_S)
+    assert [(each.bookie_id, each.status) for each in replication.failed_members] == [("b1", said)]
+    replication.choose(5.0)
+    replication.chosen(BookiesChosen({}), 5.0, 1.0)
+    replication.push(1, 5.0)
+    replication.fail(AddFailed(0, BOOKIES[0], BookieStatus.READ_ONLY), 5.1, 1.0)
+    assert replication.choose(5.1).failed == {1: "b1", 0: "b0"}
+
+
+@pytest.mark.parametrize(
+    ("status", "returns"),
+    [
+        (BookieStatus.UNAVAILABLE, True),
+        (BookieStatus.TIMEOUT, True),
+        (BookieStatus.IO_ERROR, True),
+        (BookieStatus.READ_ONLY, False),
+        (BookieStatus.UNAUTHORIZED, False),
+        (BookieStatus.WRONG_BOOKIE, False),
+    ],
+)
+def test_member_that_a_restart_may_have_mended_returns_at_once(
+    status: BookieStatus, returns: bool
+) -> None:
+    """Any other would answer the same again, as fast as it is asked (rule P10)."""
+    replication = make()
+    replication.fail(AddFailed(1, BOOKIES[1], status), 1.0, 1.0)
+    assert replication.choose(1.0).failed == ({1: "b1"} if returns else {})

@@ -11,6 +11,7 @@ SECRET = b"s" * 24
 def test_copy_key_is_told_from_an_access_key() -> None:
     assert is_copy_key(copy_key(SECRET)) and len(copy_key(SECRET)) == 32
     assert not is_copy_key(derive_keys(b"", 1, b"i")[0]) and not is_copy_key(b"")
+    assert not is_copy_key(hash_as_key(access_key_hash(b"key"))), "with which nobody may store"
 
 
 def test_hash_that_is_shown_stands_for_its_key() -> None:
