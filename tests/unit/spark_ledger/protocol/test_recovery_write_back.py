@@ -215,3 +215,18 @@ def test_a_busy_bookie_is_sent_what_was_found_again() -> None:
     assert one(again, OpenAppender).bookie_id == "b1" and len(only(again, SendEntries)) == 1
     recoverer.ack(0, "b0", 0)
     assert recoverer.ack(1, "b1", 0), "with two copies the end is stored"
+
+
+def test_recovery_looks_again_for_a_replacement_when_that_is_due_and_not_later() -> None:
+    recoverer = Recoverer()
+    recoverer.fenced()
+    recoverer.bring(2, 0)
+    recoverer.fail(1, "b1")
+    recoverer.choose()
+    assert recoverer.machine.next_deadline == 5.0
+    recoverer.now = 3.0
+    for index in (0, 2):
+        recoverer.ack(index, f"b{index}", 0)
+    recoverer.bring(2, 1)
+    assert recoverer.machine.next_deadline == 5.0, "the others are silent at 8 only"
+    assert one(recoverer.tick(5.0), ChooseBookies).indexes == (1,)
