@@ -27,12 +27,16 @@ async def test_append_stream_that_ended_is_replaced_on_a_connection_that_works(
     port = await bookies.start(ScriptedBookie())
     transport = GrpcTransport(lambda _bookie_id: f"127.0.0.1:{port}")
     results: list[AddResult] = []
-    for entry in range(3):
+
+    async def send(entry: int) -> None:
         appender = transport.open_appender(
             BOOKIE, LEDGER, access_key=b"", recovery=False, on_result=results.append
         )
         appender.send(make_run(entry))
-        await until(lambda known=entry: len(results) > known)
+        await until(lambda: len(results) > entry)
+
+    for entry in range(3):
+        await send(entry)
         stream = transport._connections[BOOKIE].append_stream
         assert stream is not None
         stream.break_off("it ended")
