@@ -14,9 +14,11 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
+    TimestampType,
 )
 
 from connector.write import prepare, writers
+from connector.write.prepare import prepare_stream
 from spark_ledger.errors import (
     ConflictError,
     NoSuchStreamError,
@@ -26,6 +28,8 @@ from spark_ledger.errors import (
 )
 from spark_ledger.limits.connector import RETRY_IN_TASK_S
 from spark_ledger.stream.blocking import StreamConnection
+from spark_ledger.stream.model import Retention
+from spark_ledger.types import BookieId, BookieInfo, BookieState
 from tests.unit.connector.world import (
     ROWS,
     WIDER,
@@ -369,3 +373,29 @@ def test_stream_for_more_bookies_than_there_are_is_not_created(
     assert "needs 5 bookies, and 3 take writes" in str(told.value)
     assert len(caplog.records) == 1 and sum(cluster.clock.pauses) <= RETRY_IN_TASK_S
     assert cluster.outside.list_streams() == []
+
+
+def test_stream_is_created_with_its_retention_and_its_declared_columns(cluster: Cluster) -> None:
+    schema = StructType([*ROWS.fields, StructField("at", TimestampType())])
+    options = {"retentionRows": "5", "keyColumns": "a", "timeColumn": "at"}
+    prepare_stream(to_write(**options), schema)
+    config = cluster.stream().config
+    assert config.retention == Retention(rows=5)
+    assert (config.key_columns, config.time_column) == (("a",), "at")
+
+
+def test_stream_is_created_when_enough_bookies_take_writes(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = [BookieState.WRITABLE, BookieState.READ_ONLY, BookieState.WRITABLE]
+    bookies = [BookieInfo(BookieId(f"b{n}"), f"b{n}:1", state) for n, state in enumerate(states)]
+    monkeypatch.setattr(StreamConnection, "list_bookies", lambda _: bookies)
+
+    def take_writes() -> None:
+        assert cluster.outside.list_streams() == []
+        bookies[1] = bookies[0]
+
+    cluster.clock.meanwhile = take_writes
+    batch_write(monkeypatch, [1])
+    assert len(cluster.clock.pauses) == 1
+    assert cluster.rows() == [1]
