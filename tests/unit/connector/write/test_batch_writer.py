@@ -399,3 +399,31 @@ def test_stream_is_created_when_enough_bookies_take_writes(
     batch_write(monkeypatch, [1])
     assert len(cluster.clock.pauses) == 1
     assert cluster.rows() == [1]
+
+
+def test_size_of_entries_is_that_of_each_write(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in a process that keeps the writer of an earlier one."""
+    cluster.create()
+    made = []
+    for options in ({}, {"entryBytes": "1024"}, {}):
+        before = cluster.entries()
+        batch_write(monkeypatch, range(2000), options=options)
+        made.append(cluster.entries() - before)
+    assert made[0] == made[2] == 1
+    assert made[1] > 10
+
+
+@pytest.mark.parametrize(
+    ("column", "commits"),
+    [(("A", LongType()), 0), (("b", NullType()), 0), (("b", LongType()), 1)],
+)
+def test_write_without_rows_is_a_commit_only_if_it_adds_a_column(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, column: tuple[str, DataType], commits: int
+) -> None:
+    cluster.create()
+    known = [] if column[0] == "A" else ROWS.fields
+    schema = StructType([*known, StructField(*column)])
+    batch_write(monkeypatch, schema=schema, options={"mergeSchema": "true"})
+    assert cluster.stream().head().next_commit == commits
