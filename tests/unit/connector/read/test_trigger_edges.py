@@ -38,8 +38,6 @@ def test_trigger_takes_more_segments_than_are_fetched_at_once(
     assert made.fetches[:3] == [(at, at + 4) for at in range(start, start + 12, 4)]
 
 
-
-
 @pytest.mark.parametrize(
     ("look", "found"),
     [
