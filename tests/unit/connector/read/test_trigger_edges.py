@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
@@ -82,8 +83,8 @@ def test_trigger_of_several_streams_that_takes_all_keeps_no_limit(cluster: Clust
     for name in "ab":
         cluster.create(*range(5), name=name)
     query = Query(maxRowsPerTrigger="2")
-    query.at = query.reader.latestOffset(query.at, ReadAllAvailable())
-    assert {at["segment"] for at in query.at["streams"].values()} == {5}
+    end: Any = query.reader.latestOffset(query.at, ReadAllAvailable())
+    assert {at["segment"] for at in end["streams"].values()} == {5}
 
 
 def test_stream_of_a_pattern_that_is_deleted_while_it_is_listed_is_not_missed(
