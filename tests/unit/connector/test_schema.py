@@ -152,7 +152,7 @@ def test_column_that_may_be_null_in_one_of_several_streams_is_nullable(first_is_
 
 
 def test_streams_that_cannot_be_read_together_are_those_whose_types_are_named() -> None:
-    types = {"x": pa.int32(), "y": pa.int64(), "z": pa.string()}
+    types: dict[str, pa.DataType] = {"x": pa.int32(), "y": pa.int64(), "z": pa.string()}
     schemas = {name: pa.schema({"a": type_}) for name, type_ in types.items()}
     with pytest.raises(SchemaMismatchError, match=r"'y' and 'z' .*'a' is bigint in .* string"):
         widest_schema(schemas, include_metadata=False, subject="streams")

@@ -281,7 +281,7 @@ class _Asked:
 
     async def read_batches(self, first: int, last: int, **given: object) -> Any:
         self.given.append({"first": first, "last": last, **given})
-        for batch in ():
+        for batch in list[object]():
             yield batch
 
 
