@@ -95,6 +95,7 @@ def test_read_prints_payloads(client: FakeClient, run: Run) -> None:
     run("ledgers", "append", "a", "b", "c")
     assert run("ledgers", "read", "1") == (0, "a\nb\nc\n", "")
     assert run("ledgers", "read", "1", "--first", "1", "--last", "1") == (0, "b\n", "")
+    assert run("ledgers", "read", "1", "--last", "0").out == "a\n"
     assert run("ledgers", "read", "1", "--hex", "--first", "2").out == "2 63\n"
     assert run("ledgers", "read", "1", "--first", "3") == (0, "", "")
     assert run("ledgers", "read", "1", "--first", "2", "--last", "1").status == 2

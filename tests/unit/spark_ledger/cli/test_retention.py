@@ -85,7 +85,14 @@ def test_truncate_asks_first(stream: Stream, run: Run) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(30, "30 s"), (90, "1.5 min"), (7_200, "2 h"), (604_800, "7 d"), (86_400 * 3650, "3,650 d")],
+    [
+        (30, "30 s"),
+        (90, "1.5 min"),
+        (7_200, "2 h"),
+        (86_400, "1 d"),
+        (604_800, "7 d"),
+        (86_400 * 3650, "3,650 d"),
+    ],
 )
 def test_span_of_time_is_shown_in_days_hours_or_minutes(seconds: int, text: str) -> None:
     assert span_text(seconds) == text
