@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from spark_ledger.cli import audit as audit_commands
-from spark_ledger.cli import autorecovery, collecting, inspection, rebalancing
+from spark_ledger.cli import app, autorecovery, collecting, inspection, rebalancing
 from spark_ledger.cli import keeper as keeper_commands
 from spark_ledger.cli.inspection import BookieRow
 from spark_ledger.cli.safety import Standing
 from spark_ledger.cli.usage import Usage
+from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import ConflictError
+from spark_ledger.keeper import keeper as keeper_module
 from spark_ledger.keeper import nodes
 from spark_ledger.keeper.config import KeeperConfig
 from spark_ledger.limits.keeper import OPTIMIZE_S
@@ -26,12 +28,14 @@ from spark_ledger.metadata.collection import PassReport
 from spark_ledger.repair import service
 from spark_ledger.repair.auditor import AuditorConfig
 from spark_ledger.repair.balance import Share
+from spark_ledger.repair.nodes import AuditState, CheckState, RepairDone
 from spark_ledger.repair.rebalance import Rebalanced
 from spark_ledger.repair.service import RepairConfig
+from spark_ledger.repair.status import RepairStatus
 from spark_ledger.repair.worker import WorkerConfig
 from spark_ledger.types import BookieId, BookieInfo, BookieState
 from tests.unit.spark_ledger.cli.conftest import Run
-from tests.unit.spark_ledger.cli.test_what_operators_see import URI, returning
+from tests.unit.spark_ledger.cli.test_what_operators_see import URI, returning, soon
 
 B0, B1 = BookieId("b0"), BookieId("b1")
 
@@ -67,7 +71,8 @@ def test_rebalance_that_is_not_done_fails_though_nothing_failed(
 ) -> None:
     shares = {B0: Share(800, 1000)}
     monkeypatch.setattr(rebalancing, "even_out", returning(Rebalanced(shares, shares, mean=0.3)))
-    assert run("bookies", "rebalance", *URI).status == 1
+    ended = run("bookies", "rebalance", *URI)
+    assert ended.status == 1 and "not even yet" in ended.out
 
 
 def test_why_a_bookie_is_read_only_is_shown_before_why_it_collects_nothing(
@@ -93,7 +98,7 @@ def test_disks_that_are_full_are_not_those_that_do_not_grow(
     run: Run, monkeypatch: pytest.MonkeyPatch, left: float | None, shown: str
 ) -> None:
     class Left(Usage):
-        days_left = left  # type: ignore[assignment]
+        days_left = left
 
     monkeypatch.setattr(inspection, "measure_usage", returning(Left(rate_bytes_s=1.0)))
     assert f"{shown} at that rate" in run("cluster", "usage", *URI).out
@@ -122,17 +127,66 @@ def test_audit_is_asked_for_beside_a_keeper_that_writes_how_far_it_is(
     assert ("begins an audit" in ended.out) == (ended.status == 0)
 
 
+class _Client:
+    """Stands in for a connection."""
+
+    async def __aenter__(self) -> _Client:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+
 def test_audit_that_only_looks_is_given_the_grace(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    graces: list[float] = []
+    given: list[KeeperConfig] = []
 
-    async def look(_uri: str, grace_s: float, *, as_json: bool) -> None:
-        graces.append(grace_s)
+    class Looks:
+        def __init__(self, _client: object, config: KeeperConfig) -> None:
+            given.append(config)
 
-    monkeypatch.setattr(audit_commands, "_look", look)
+        async def audit(self) -> AsyncIterator[list[object]]:
+            yield []
+
+    monkeypatch.setattr(LedgerClient, "connect", soon(_Client()))
+    monkeypatch.setattr(keeper_module, "Keeper", Looks)
     assert run("keeper", "audit", "--dry-run", "--unnamed-grace", "7", *URI).status == 0
-    assert graces == [7.0]
+    assert given == [KeeperConfig(dry_run=True, unnamed_grace_s=7.0)]
+
+
+def test_output_that_cannot_be_written_fails_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(app.root, "main", full)
+    monkeypatch.setattr(app, "give_up_output", returning(None))
+    with pytest.raises(SystemExit) as ended:
+        app.main([])
+    assert ended.value.code == 1
+
+
+@pytest.mark.parametrize(
+    ("marked", "stopped", "status"),
+    [({}, "", 0), ({1: 2}, "", 1), ({}, "too many bookies are gone", 1)],
+)
+def test_repair_is_not_well_while_copies_lack_or_it_has_stopped(
+    run: Run, monkeypatch: pytest.MonkeyPatch, marked: dict[int, int], stopped: str, status: int
+) -> None:
+    found = RepairStatus(
+        audit=AuditState(stopped=stopped),
+        done=RepairDone(),
+        check=CheckState(),
+        leaving=(),
+        marked=marked,
+        working=0,
+        bytes_left=0,
+        measured=0,
+        failing=0,
+        failed=[],
+    )
+    monkeypatch.setattr(autorecovery, "_look", soon(found))
+    assert run("autorecovery", "status", *URI).status == status
 
 
 REPAIR = ("--lost-bookie-delay", "9s", "--open-ledger-grace", "10s")
