@@ -132,6 +132,16 @@ def test_hold_is_added_listed_and_removed(stream: Stream, run: Run) -> None:
     assert run("streams", "hold", "remove", "s", "slow").status == 1
 
 
+def test_hold_that_ended_as_too_much_followed_is_shown_as_over(stream: Stream, run: Run) -> None:
+    for name, size in (("small", "1"), ("large", "1g")):
+        added = ("streams", "hold", "add", "s", name, "--expires", "1h", "--bytes", size)
+        assert run(*added).status == 0
+    shown = run("streams", "hold", "list", "s").out.splitlines()
+    assert [line.endswith("(over)") for line in shown if "small" in line or "large" in line] == [
+        name == "small" for name in ("large", "small")
+    ]
+
+
 def test_show_draws_the_stream_as_a_line(stream: Stream, run: Run) -> None:
     stream.retention.truncate((2,))
     found = json.loads(run("streams", "show", "s", "--json").out)

@@ -16,7 +16,8 @@ from spark_ledger.metadata.cluster import CLUSTER_PATH, read_cluster, set_placem
 from spark_ledger.metadata.codec import ClusterNode
 from spark_ledger.metadata.json_nodes import decode_node, encode_node
 from spark_ledger.metadata.memory import MemoryMetadataStore
-from spark_ledger.types import BookieId, LedgerMetadata, PlacementPolicy
+from spark_ledger.protocol.events import ChooseBookies
+from spark_ledger.types import BookieId, LedgerMetadata, PlacementPolicy, Quorums
 from tests.unit.spark_ledger.client.world import World, run_virtually
 from tests.unit.spark_ledger.client.world import world as world_of
 from tests.unit.spark_ledger.repair.world import crew, give_cookies, lacking, lose
@@ -101,6 +102,21 @@ def test_replacement_of_a_failed_bookie_is_in_the_rack_that_is_missing() -> None
             assert len(writer.metadata.fragments) == 2
             assert racks_of_write_sets(world, writer.metadata) == [3] * 6
             world.revive(failed)
+
+    run_virtually(test, bookies=9, racks=3)
+
+
+def test_replacements_of_two_bookies_are_in_the_racks_of_both() -> None:
+    """The first that is chosen is where the second may not be."""
+
+    async def test(world: World) -> None:
+        client = await with_policy(world, min_racks=3)
+        ensemble = tuple(BookieId(f"b{n}") for n in range(3))
+        wanted = ChooseBookies((0, 1), frozenset(ensemble), {}, {}, ensemble, Quorums(3, 3, 2))
+        for _ in range(20):
+            chosen = (await client.context.replacements(wanted)).replacements
+            racks = {world.rack(name) for name in (chosen[0], chosen[1], ensemble[2])}
+            assert len(racks) == 3 and client.counters.misplaced == 0
 
     run_virtually(test, bookies=9, racks=3)
 
