@@ -176,6 +176,7 @@ def test_options_of_a_table_are_refused_before_unknown_names() -> None:
         ("startingPosition", "newest", "needs earliest, latest or JSON"),
         ("startingPosition", '{"segment": "3"}', "needs earliest, latest or JSON"),
         ("startingPosition", '{"segment": 3, "offset": 1}', "an offset stands alone"),
+        ("startingPosition", '{"segment": 3, "offset": 0}', "an offset stands alone"),
         ("startingPosition", '{"offset": -1}', "count from 0"),
         ("startingPosition", '{"segment": 3, "row": 1}', "unknown field"),
         ("startingPosition", '{"segment": -3}', "count from 0"),
@@ -415,7 +416,7 @@ def test_options_of_raw_ledgers() -> None:
         "startingTimestamp": "5",
         "startingTransaction": TRANSACTION,
         "includeMetadata": "true",
-        "startingPosition": '{"segment": 1}',
+        "startingPosition": '{"segment": 0, "entry": 1}',
         "path": "s",
         "maxBytesPerTrigger": "5",
     }.items():

@@ -82,7 +82,9 @@ def test_report_has_what_was_done_since_its_task_began(
     assert (report.cache_bytes, report.cache_bytes_max) == (7, 70)
 
 
-@pytest.mark.parametrize(("batch", "is_told"), [("7", True), (None, False), ("", False)])
+@pytest.mark.parametrize(
+    ("batch", "is_told"), [("7", True), ("0", True), (None, False), ("", False)]
+)
 def test_task_of_no_micro_batch_tells_no_listener(
     monkeypatch: pytest.MonkeyPatch,
     told: list[tuple[str, Report]],

@@ -13,6 +13,7 @@ from connector.schema import (
     read_schema,
     spark_schema_of,
     why_refused,
+    widest_schema,
 )
 from spark_ledger.errors import SchemaMismatchError
 from spark_ledger.stream.format.metadata_column import ledger_type
@@ -132,3 +133,46 @@ def test_declared_schema_that_cannot_be_delivered_is_refused() -> None:
         check(field("a", spark.MapType(spark.StringType(), spark.StringType())))
     with pytest.raises(SchemaMismatchError, match="'_ledger' must be"):
         check(field("_ledger", spark.LongType()), include_metadata=True)
+
+
+@pytest.mark.parametrize("first_is_null", [True, False])
+def test_column_that_may_be_null_in_one_of_several_streams_is_nullable(first_is_null: bool) -> None:
+    schemas = {
+        "x": pa.schema(
+            [pa.field("A", pa.int32(), first_is_null), pa.field("b", pa.int32(), False)]
+        ),
+        "y": pa.schema([pa.field("a", pa.int64(), not first_is_null)]),
+        "z": pa.schema([pa.field("a", pa.int32(), False), pa.field("B", pa.int32(), False)]),
+    }
+    both = {name: schemas[name] for name in "xz"}
+    (a, b) = widest_schema(schemas, include_metadata=False, subject="streams").fields
+    assert (a.nullable, b.nullable) == (True, True)
+    (a, b) = widest_schema(both, include_metadata=False, subject="streams").fields
+    assert (a.nullable, b.nullable) == (first_is_null, False), "in another case it is the same"
+
+
+def test_streams_that_cannot_be_read_together_are_those_whose_types_are_named() -> None:
+    types: dict[str, pa.DataType] = {"x": pa.int32(), "y": pa.int64(), "z": pa.string()}
+    schemas = {name: pa.schema({"a": type_}) for name, type_ in types.items()}
+    with pytest.raises(SchemaMismatchError, match=r"'y' and 'z' .*'a' is bigint in .* string"):
+        widest_schema(schemas, include_metadata=False, subject="streams")
+
+
+@pytest.mark.parametrize(
+    ("offered", "merge", "told"),
+    [
+        ({"a": spark.NullType(), "b": spark.LongType()}, False, "'b': the stream has type string"),
+        (
+            {"a": spark.LongType()},
+            True,
+            "'b' of type string is missing in the DataFrame, and must not",
+        ),
+    ],
+)
+def test_column_that_is_at_fault_is_named(
+    offered: dict[str, spark.DataType], merge: bool, told: str
+) -> None:
+    columns = [field("a", spark.LongType()), field("b", spark.StringType(), False)]
+    stored = spark.StructType(columns)
+    given = spark.StructType([field(name, kind) for name, kind in offered.items()])
+    assert told in (why_refused(stored, given, merge=merge) or "")

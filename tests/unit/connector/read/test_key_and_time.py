@@ -109,6 +109,10 @@ def test_write_declares_columns_of_the_stream_that_it_creates(
             {"startingEventTime": "2000", "endingEventTime": "1000"},
             "endingEventTime lies before startingEventTime",
         ),
+        (
+            {"startingEventTime": "1", "endingEventTime": "0"},
+            "endingEventTime lies before startingEventTime",
+        ),
         ({"ledgerId": "1", "stream": "", "keyEquals": "1"}, "option keyEquals is for streams"),
     ],
 )

@@ -195,6 +195,14 @@ def test_available_now_ends_at_its_start_and_waits_for_no_minimum(clock: Clock) 
     assert drain(reader, offset(0)) == [2, 3]
 
 
+def test_available_now_of_an_empty_ledger_takes_nothing_that_comes_later(clock: Clock) -> None:
+    ledger = Ledger()
+    reader = source(ledger, clock)
+    reader.pin_target()
+    ledger.sizes += [1, 1]
+    assert drain(reader, offset(0)) == []
+
+
 def test_minimum_rows_hold_in_each_trigger_until_the_delay(clock: Clock) -> None:
     ledger = Ledger()
     reader = source(ledger, clock, minRowsPerTrigger="3", maxTriggerDelay="60s")
@@ -242,8 +250,19 @@ def test_plan_names_the_bookies_of_each_partition(clock: Clock) -> None:
     reader = source(ledger, clock, maxBytesPerPartition="4m")
     parts = reader.plan(offset(0), offset(20))
     assert [part.reads.order[0] for part in parts] == ["b0", "b1", "b2", "b3", "b1"]
+    assert [read.size_bytes for part in parts for read in part.reads.parts] == [4 * MIB] * 5
     (across,) = source(ledger, clock).plan(offset(8), offset(20))
     assert [read[1:] for read in across.reads.parts] == [(0, "b1", 4 * MIB), (12, "b1", 8 * MIB)]
+
+
+def test_small_micro_batches_do_not_all_ask_the_same_bookie(clock: Clock) -> None:
+    reader = source(Ledger(*[1] * 12), clock)
+    asked = [
+        part.reads.order[0]
+        for first in range(12)
+        for part in reader.plan(offset(first), offset(first + 1))
+    ]
+    assert len(asked) == 12 and set(asked) == set(BOOKIES[:3])
 
 
 def test_checkpoint_of_another_ledger_is_refused(clock: Clock) -> None:

@@ -6,7 +6,13 @@ import json
 
 import pytest
 
-from connector.read.offsets import ledger_offset, ledger_position, stream_offset, stream_position
+from connector.read.offsets import (
+    ledger_offset,
+    ledger_position,
+    several_offset,
+    stream_offset,
+    stream_position,
+)
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.types import Dlsn, EntryId, LedgerId
 
@@ -37,12 +43,20 @@ def test_stream_offset_without_id_has_an_empty_id() -> None:
         {"entry": "1", "segment": 2},
         {"entry": 1, "segment": 2, "stream": 3},
         {"entry": -1, "segment": 2},
+        {"entry": 1, "segment": 2, "slot": -1},
         {"entry": 4, "ledger": 9},
     ],
 )
 def test_stream_position_of_foreign_offset_is_refused(offset: dict[str, int | str]) -> None:
     with pytest.raises(ConfigurationError, match="use a new checkpoint"):
         stream_position(offset)
+
+
+def test_offset_of_several_streams_has_one_spelling_whoever_was_served_first() -> None:
+    """Spark compares texts: another order would be news, and a micro-batch without rows."""
+    offsets = {name: stream_offset(Dlsn(1), name) for name in "ab"}
+    turned = {name: offsets[name] for name in "ba"}
+    assert json.dumps(several_offset(offsets)) == json.dumps(several_offset(turned))
 
 
 def test_ledger_position_of_foreign_offset_is_refused() -> None:

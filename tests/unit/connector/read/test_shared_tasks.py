@@ -27,7 +27,9 @@ def size_of(task: Sequence[tuple[str, Part]]) -> int:
     return sum(p.plan.size_bytes for _, p in task if isinstance(p, StreamPartition))
 
 
-@pytest.mark.parametrize("limits", [PlanLimits(1), PlanLimits(4), PlanLimits(1, 40)])
+@pytest.mark.parametrize(
+    "limits", [PlanLimits(1), PlanLimits(4), PlanLimits(1, 40), PlanLimits(1, 400)]
+)
 @pytest.mark.parametrize("seed", range(20))
 def test_tasks_have_all_parts_in_order_within_their_bounds(
     limits: PlanLimits, seed: int, monkeypatch: pytest.MonkeyPatch

@@ -14,9 +14,11 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
+    TimestampType,
 )
 
 from connector.write import prepare, writers
+from connector.write.prepare import prepare_stream
 from spark_ledger.errors import (
     ConflictError,
     NoSuchStreamError,
@@ -26,6 +28,8 @@ from spark_ledger.errors import (
 )
 from spark_ledger.limits.connector import RETRY_IN_TASK_S
 from spark_ledger.stream.blocking import StreamConnection
+from spark_ledger.stream.model import Retention
+from spark_ledger.types import BookieId, BookieInfo, BookieState
 from tests.unit.connector.world import (
     ROWS,
     WIDER,
@@ -369,3 +373,57 @@ def test_stream_for_more_bookies_than_there_are_is_not_created(
     assert "needs 5 bookies, and 3 take writes" in str(told.value)
     assert len(caplog.records) == 1 and sum(cluster.clock.pauses) <= RETRY_IN_TASK_S
     assert cluster.outside.list_streams() == []
+
+
+def test_stream_is_created_with_its_retention_and_its_declared_columns(cluster: Cluster) -> None:
+    schema = StructType([*ROWS.fields, StructField("at", TimestampType())])
+    options = {"retentionRows": "5", "keyColumns": "a", "timeColumn": "at"}
+    prepare_stream(to_write(**options), schema)
+    config = cluster.stream().config
+    assert config.retention == Retention(rows=5)
+    assert (config.key_columns, config.time_column) == (("a",), "at")
+
+
+def test_stream_is_created_when_enough_bookies_take_writes(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = [BookieState.WRITABLE, BookieState.READ_ONLY, BookieState.WRITABLE]
+    bookies = [BookieInfo(BookieId(f"b{n}"), f"b{n}:1", state) for n, state in enumerate(states)]
+    monkeypatch.setattr(StreamConnection, "list_bookies", lambda _: bookies)
+
+    def take_writes() -> None:
+        assert cluster.outside.list_streams() == []
+        bookies[1] = bookies[0]
+
+    cluster.clock.meanwhile = take_writes
+    batch_write(monkeypatch, [1])
+    assert len(cluster.clock.pauses) == 1
+    assert cluster.rows() == [1]
+
+
+def test_size_of_entries_is_that_of_each_write(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in a process that keeps the writer of an earlier one."""
+    cluster.create()
+    made = []
+    for options in ({}, {"entryBytes": "1024"}, {}):
+        before = cluster.entries()
+        batch_write(monkeypatch, range(2000), options=options)
+        made.append(cluster.entries() - before)
+    assert made[0] == made[2] == 1
+    assert made[1] > 10
+
+
+@pytest.mark.parametrize(
+    ("column", "commits"),
+    [(("A", LongType()), 0), (("b", NullType()), 0), (("b", LongType()), 1)],
+)
+def test_write_without_rows_is_a_commit_only_if_it_adds_a_column(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, column: tuple[str, DataType], commits: int
+) -> None:
+    cluster.create()
+    known = [] if column[0] == "A" else ROWS.fields
+    schema = StructType([*known, StructField(*column)])
+    batch_write(monkeypatch, schema=schema, options={"mergeSchema": "true"})
+    assert cluster.stream().head().next_commit == commits

@@ -141,6 +141,17 @@ def test_rival_run_is_refused_though_lost_rows_may_be_left_out(
     assert [cluster.rows(name) for name in "xy"] == [[1, 3], [2]]
 
 
+def test_older_micro_batch_is_refused_though_lost_rows_may_be_left_out(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older copy of the checkpoint: what it has planned anew is in no stream."""
+    lenient = {"failOnDataLoss": "false"}
+    micro_batch(monkeypatch, 4, [("x", 1), ("y", 2)], run="a", **lenient)
+    with pytest.raises(ConflictError):
+        micro_batch(monkeypatch, 3, [("x", 7), ("y", 8)], run="b", **lenient)
+    assert [cluster.rows(name) for name in "xy"] == [[1], [2]]
+
+
 def test_stream_made_again_while_rows_are_written_is_refused(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

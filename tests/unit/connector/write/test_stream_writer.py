@@ -199,9 +199,9 @@ def test_commit_repeated_under_another_sink_name_is_refused(
 
     named(before).commit([message(4, 5)], 4)
     how = f"with sinkId='{before}'" if before else "without sinkId"
-    for rows in ((5,), ()):
+    for batch, rows in ((4, (5,)), (4, ()), (3, (5,))):  # 3: of an older copy of the checkpoint
         with pytest.raises(ConflictError, match=f"micro-batch 4 {how}; .*a second time"):
-            named(after).commit([message(4, *rows, run="later")], 4)
+            named(after).commit([message(batch, *rows, run=f"later{batch}")], batch)
     assert len(stream.commits) == 1
     named(before).commit([message(4, 5, run="once more")], 4)
     named(after).commit([message(5, 5, run="last")], 5)

@@ -100,6 +100,10 @@ def test_transaction_that_was_made_before_changes_nothing(stream: Stream, run: R
     assert run(*once, stdin=b'{"id": 1}').out == "stream s: 1 rows in 1 commits\n"
     again = run(*once, stdin=b'{"id": 1}')
     assert (again.status, again.out) == (0, "stream s: transaction 4 of job was there already\n")
+    scripted = json.loads(run(*once, "--json", stdin=b'{"id": 1}').out)
+    assert scripted == {"stream": "s", "rows": 0, "commits": 0, "applied": False}
+    first = ("streams", "append", "s", "--sink-id", "other", "--transaction", "0")
+    assert run(*first, stdin=b"").status == 0, "transactions count from 0"
     assert stream.head().rows == 1
     assert run(*once, "--commit-rows", "1").status == 2
     assert run("streams", "append", "s", "--sink-id", "job").status == 2
@@ -140,8 +144,8 @@ def test_empty_input_makes_no_commit(stream: Stream, run: Run) -> None:
 def test_line_that_is_no_row_is_named_and_nothing_is_appended(
     stream: Stream, run: Run, line: str, says: str
 ) -> None:
-    outcome = run("streams", "append", "s", stdin=b'{"id": 1}\n' + line.encode() + b"\n")
+    outcome = run("streams", "append", "s", stdin=b'\n{"id": 1}\n' + line.encode() + b"\n")
     assert outcome.status == 2
-    assert "line 2: " in outcome.err
+    assert "line 3: " in outcome.err, "as editors count, with lines that are empty"
     assert says in " ".join(outcome.err.split())
     assert stream.head().next_commit == 0

@@ -46,11 +46,13 @@ def test_report_of_an_earlier_pass_is_no_answer(earlier: str) -> None:
         for name in (A, B):
             await BookieRegistry(store).register(BookieInfo(name, f"{name}:1"))
             await report(store, name, PassReport(order=earlier, deleted=7))
-        asked = asyncio.create_task(order(store, Wanted([], timeout_s=30.0, dry_run=True)))
+        wanted = Wanted([], timeout_s=30.0, dry_run=True, share_max=0.5, give_back=True)
+        asked = asyncio.create_task(order(store, wanted))
         await asyncio.sleep(5.0)
         assert not asked.done()
         given = await read_order(store, A)
         assert given is not None and given.value.dry_run
+        assert (given.value.share_max, given.value.give_back) == (0.5, True)
         await report(store, A, PassReport(order=given.value.token, deleted=1))
         found = dict(await asked)
         assert found[B] is None, "it has not answered in time"

@@ -11,7 +11,8 @@ from typing import cast
 
 import pytest
 
-from spark_ledger.cli import ledgers
+from spark_ledger.cli import inspection, ledgers
+from spark_ledger.cli.inspection import LedgerRow
 from spark_ledger.cli.ledgers import owner_text, summary
 from spark_ledger.cli.show.output import age_text
 from spark_ledger.client.blocking_writer import BlockingWriter
@@ -95,6 +96,7 @@ def test_read_prints_payloads(client: FakeClient, run: Run) -> None:
     run("ledgers", "append", "a", "b", "c")
     assert run("ledgers", "read", "1") == (0, "a\nb\nc\n", "")
     assert run("ledgers", "read", "1", "--first", "1", "--last", "1") == (0, "b\n", "")
+    assert run("ledgers", "read", "1", "--last", "0").out == "a\n"
     assert run("ledgers", "read", "1", "--hex", "--first", "2").out == "2 63\n"
     assert run("ledgers", "read", "1", "--first", "3") == (0, "", "")
     assert run("ledgers", "read", "1", "--first", "2", "--last", "1").status == 2
@@ -193,6 +195,24 @@ def test_summary_of_an_open_ledger_has_no_end() -> None:
     )
     fields = summary(closed, owner_lives=True)
     assert (fields["last_entry"], fields["length"]) == (4, 9)
+
+
+def test_list_counts_the_entries_of_closed_ledgers(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fragments = (Fragment(EntryId(0), (BookieId("b"),)),)
+    made = LedgerMetadata(LedgerId(7), Quorums(1, 1, 1), fragments)
+    rows = [
+        LedgerRow(
+            made.with_changes(state=LedgerState.CLOSED, last_entry_id=EntryId(last), length=9),
+            False,
+        )
+        for last in (-1, 4)
+    ]
+    monkeypatch.setattr(inspection, "all_ledgers", lambda *_: rows)
+    head, *lines = run("ledgers", "list", "--metadata", "zk://h/l").out.splitlines()
+    assert "entries" in head
+    assert [line.split()[5] for line in lines] == ["0", "5"]
 
 
 def test_summary_says_what_a_ledger_is_for_and_whose_it_is() -> None:

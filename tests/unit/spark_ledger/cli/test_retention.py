@@ -85,7 +85,14 @@ def test_truncate_asks_first(stream: Stream, run: Run) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(30, "30 s"), (90, "1.5 min"), (7_200, "2 h"), (604_800, "7 d"), (86_400 * 3650, "3,650 d")],
+    [
+        (30, "30 s"),
+        (90, "1.5 min"),
+        (7_200, "2 h"),
+        (86_400, "1 d"),
+        (604_800, "7 d"),
+        (86_400 * 3650, "3,650 d"),
+    ],
 )
 def test_span_of_time_is_shown_in_days_hours_or_minutes(seconds: int, text: str) -> None:
     assert span_text(seconds) == text
@@ -123,6 +130,16 @@ def test_hold_is_added_listed_and_removed(stream: Stream, run: Run) -> None:
     assert late.status == 1 and "cannot be held" in late.err
     assert run("streams", "hold", "remove", "s", "slow").status == 0
     assert run("streams", "hold", "remove", "s", "slow").status == 1
+
+
+def test_hold_that_ended_as_too_much_followed_is_shown_as_over(stream: Stream, run: Run) -> None:
+    for name, size in (("small", "1"), ("large", "1g")):
+        added = ("streams", "hold", "add", "s", name, "--expires", "1h", "--bytes", size)
+        assert run(*added).status == 0
+    shown = run("streams", "hold", "list", "s").out.splitlines()
+    assert [line.endswith("(over)") for line in shown if "small" in line or "large" in line] == [
+        name == "small" for name in ("large", "small")
+    ]
 
 
 def test_show_draws_the_stream_as_a_line(stream: Stream, run: Run) -> None:

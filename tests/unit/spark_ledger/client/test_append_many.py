@@ -12,6 +12,7 @@ import pytest
 
 from spark_ledger.client.blocking import LedgerConnection
 from spark_ledger.client.completions import batch_completions, fail_all
+from spark_ledger.client.payloads import check_batch
 from spark_ledger.client.portal import BlockingPortal
 from spark_ledger.errors import (
     AddOutcomeUnknownError,
@@ -177,3 +178,17 @@ def test_batch_of_the_blocking_writer_is_checked_and_refused(connection: LedgerC
     with pytest.raises(LedgerClosedError):
         writer.append_many([b"late", b"later"])
     assert (writer.last_add_pushed, writer.length) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("payloads", "bytes_max"),
+    [
+        ([b""] * APPEND_BATCH_ENTRIES_MAX, 1),
+        ([bytes(5)] * 2, 10),
+        ([bytes(11)], 10),
+        ([bytes(ENTRY_PAYLOAD_BYTES_MAX)], 10),
+    ],
+)
+def test_batch_at_its_bounds_is_taken(payloads: list[bytes], bytes_max: int) -> None:
+    """A single entry may have more bytes than are in flight else: it would never be appended."""
+    assert check_batch(payloads, bytes_max) == payloads

@@ -16,6 +16,7 @@ from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.portal import BlockingPortal
 from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.errors import ConfigurationError, FencedError, LedgerClosedError, LedgerError
+from spark_ledger.types import BookieId
 
 
 class Writer:
@@ -259,3 +260,49 @@ def test_both_sides_of_the_inbox_hold_its_lock(writer: Writer, is_refused: bool)
     portal.loop.call_soon_threadsafe(portal.loop.set_exception_handler, None)
     assert [isinstance(error, FencedError) for error in found] == [is_refused] * 2
     assert errors == []
+
+
+class _Asked:
+    """A client and a reader that write down what they are given."""
+
+    def __init__(self) -> None:
+        self.given: list[dict[str, object]] = []
+
+    async def create_ledger(self, **given: object) -> Writer:
+        self.given.append(given)
+        return Writer()
+
+    async def open_ledger(self, ledger_id: int, **given: object) -> _Asked:
+        self.given.append({"ledger_id": ledger_id, **given})
+        return self
+
+    def check_range(self, first: int, last: int, *, unconfirmed: bool) -> None:
+        self.given.append({"first": first, "last": last, "unconfirmed": unconfirmed})
+
+    async def read_batches(self, first: int, last: int, **given: object) -> Any:
+        self.given.append({"first": first, "last": last, **given})
+        for batch in list[object]():
+            yield batch
+
+
+def test_blocking_handles_pass_on_all_that_they_are_given() -> None:
+    asked = _Asked()
+    connection = LedgerConnection(BlockingPortal.get(), cast(LedgerClient, asked))
+    creation = {
+        "ensemble_size": 5,
+        "write_quorum": 4,
+        "ack_quorum": 3,
+        "password": b"secret",
+        "custom_metadata": {"app": "x"},
+    }
+    connection.create_ledger(**creation)  # type: ignore[arg-type]
+    reader = connection.open_ledger(7, recover=True, password=b"secret")
+    hint = (BookieId("b1"),)
+    for unconfirmed in (True, False):
+        assert list(reader.read(1, 2, unconfirmed=unconfirmed, replica_hint=hint)) == []
+    wanted = [{"first": 1, "last": 2, "unconfirmed": each} for each in (True, False)]
+    assert asked.given == [
+        creation,
+        {"ledger_id": 7, "recover": True, "password": b"secret"},
+        *(one for each in wanted for one in (each, {**each, "replica_hint": hint})),
+    ]

@@ -6,10 +6,11 @@ import asyncio
 from collections import Counter
 
 from spark_ledger.limits import KIB
+from spark_ledger.metadata.deletions import read_sign
 from spark_ledger.metadata.memory import MemoryMetadataStore
 from spark_ledger.metadata.owners import is_alive
-from spark_ledger.types import DigestType, Quorums
-from tests.unit.spark_ledger.client.world import World, run
+from spark_ledger.types import BookieState, DigestType, Quorums
+from tests.unit.spark_ledger.client.world import World, run, run_virtually
 
 
 def test_metadata_say_what_was_asked_for() -> None:
@@ -133,3 +134,32 @@ def test_mapping_that_its_caller_goes_on_using_changes_no_ledger() -> None:
             assert stored.is_closed and stored.custom_metadata == {"app": app}
 
     run(test)
+
+
+def test_client_knows_how_many_bookies_take_entries() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        await world.register("b3", BookieState.READ_ONLY)
+        assert [each.bookie_id for each in await client.list_bookies()] == ["b0", "b1", "b2", "b3"]
+        assert client.has_bookies_for(3)
+        assert not client.has_bookies_for(4), "one of four takes none"
+
+    run_virtually(test)
+
+
+def test_bookies_are_given_a_sign_of_each_deletion() -> None:
+    """Else what the ledger took comes back with their next look, a quarter of an hour later."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        await (await client.create_ledger()).close()
+        ledger_ids = await client.list_ledgers()
+        before = await read_sign(client.store)
+        for ledger_id in ledger_ids:
+            await client.delete_ledger(ledger_id)
+        await client.close()
+        store = MemoryMetadataStore(world.tree)
+        assert await read_sign(store) == before + 1
+        await store.close()
+
+    run_virtually(test)

@@ -16,7 +16,8 @@ from spark_ledger.metadata.cluster import CLUSTER_PATH, read_cluster, set_placem
 from spark_ledger.metadata.codec import ClusterNode
 from spark_ledger.metadata.json_nodes import decode_node, encode_node
 from spark_ledger.metadata.memory import MemoryMetadataStore
-from spark_ledger.types import BookieId, LedgerMetadata, PlacementPolicy
+from spark_ledger.protocol.events import ChooseBookies
+from spark_ledger.types import BookieId, LedgerMetadata, PlacementPolicy, Quorums
 from tests.unit.spark_ledger.client.world import World, run_virtually
 from tests.unit.spark_ledger.client.world import world as world_of
 from tests.unit.spark_ledger.repair.world import crew, give_cookies, lacking, lose
@@ -105,13 +106,41 @@ def test_replacement_of_a_failed_bookie_is_in_the_rack_that_is_missing() -> None
     run_virtually(test, bookies=9, racks=3)
 
 
+def test_replacements_of_two_bookies_are_in_the_racks_of_both() -> None:
+    """The first that is chosen is where the second may not be."""
+
+    async def test(world: World) -> None:
+        client = await with_policy(world, min_racks=3)
+        ensemble = tuple(BookieId(f"b{n}") for n in range(3))
+        wanted = ChooseBookies((0, 1), frozenset(ensemble), {}, {}, ensemble, Quorums(3, 3, 2))
+        for _ in range(20):
+            chosen = (await client.context.replacements(wanted)).replacements
+            racks = {world.rack(name) for name in (chosen[0], chosen[1], ensemble[2])}
+            assert len(racks) == 3 and client.counters.misplaced == 0
+
+    run_virtually(test, bookies=9, racks=3)
+
+
 def test_strict_policy_refuses_a_ledger_and_says_what_to_do() -> None:
     async def test(world: World) -> None:
         client = await with_policy(world, min_racks=3, strict=True)
         with pytest.raises(NotEnoughBookiesError, match=r"in 2 rack.*not in 3.*placement"):
             await client.create_ledger()
+        assert client.counters.misplaced == 0, "nothing was placed"
         writer = await client.create_ledger(ensemble_size=2, write_quorum=2)
         assert racks_of_write_sets(world, writer.metadata) == [2, 2], "two copies need two racks"
+
+    run_virtually(test, bookies=6, racks=2)
+
+
+def test_bookies_that_failed_and_answer_again_come_before_a_ledger_in_the_wrong_racks() -> None:
+    async def test(world: World) -> None:
+        client = await with_policy(world, min_racks=2)
+        for name in ("b1", "b3", "b5"):
+            client.context.suspect(BookieId(name))
+        writer = await client.create_ledger()
+        assert racks_of_write_sets(world, writer.metadata) == [2, 2, 2]
+        assert client.counters.misplaced == 0
 
     run_virtually(test, bookies=6, racks=2)
 
@@ -140,6 +169,28 @@ def test_strict_writer_goes_on_without_a_replacement_in_the_wrong_rack() -> None
         await writer.close()
 
     run_virtually(test, bookies=6, racks=3)
+
+
+def test_policy_that_becomes_strict_refuses_no_replacement_that_makes_nothing_worse() -> None:
+    async def test(world: World) -> None:
+        client = await with_policy(world, min_racks=3)
+        writer = await client.create_ledger()
+        await writer.append(b"a")
+        store = MemoryMetadataStore(world.tree)
+        await set_placement(store, PlacementPolicy(min_racks=3, strict=True))
+        await store.close()
+        await asyncio.sleep(2 * DIRECTORY_REFRESH_S)
+        await lose(world, writer.metadata.last_fragment.bookies[0])
+        for _ in range(3):
+            await writer.append(b"b")
+        assert [len(set(each.bookies)) for each in writer.metadata.fragments] == [3, 3]
+        await writer.close()
+
+    async def tested() -> None:
+        async with world_of(6, 2) as made:
+            await test(made)
+
+    run_in_virtual_time(tested())  # `run_virtually` has a bound of 20 s
 
 
 def test_clients_that_are_connected_hear_of_a_policy_at_their_next_look() -> None:

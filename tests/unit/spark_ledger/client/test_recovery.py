@@ -316,3 +316,30 @@ def test_recovery_whose_bookies_store_slowly_holds_no_more_than_its_bound(
         assert 0 < max(held) <= bound
 
     run_virtually(test, bookies=5)
+
+
+def test_entry_that_one_bookie_alone_says_is_confirmed_is_written_back() -> None:
+    """What proves a last add confirmed is the one that an entry carries, and not its own id."""
+
+    async def test(world: World) -> None:
+        writer = await (await world.client(explicit_lac_delay_s=0.01)).create_ledger()
+        await writer.append(b"0")
+        await asyncio.sleep(0.1)
+        liar, *others = (world.bookies[b] for b in writer.metadata.last_fragment.bookies)
+        for bookie in others:
+            bookie.hold = True
+        unconfirmed = writer.append_nowait(b"1")
+        await asyncio.sleep(0.1)
+        liar.ledgers[writer.ledger_id].last_add_confirmed = 1
+        for bookie in others:
+            bookie._held.clear()
+            bookie.hold = False
+        reader = await (await world.client()).open_ledger(writer.ledger_id, recover=True)
+        assert reader.last_add_confirmed == 1
+        for bookie in world.bookies.values():
+            assert list(bookie.ledgers[writer.ledger_id].entries) == [0, 1]
+        await writer.abandon()
+        with pytest.raises(LedgerError):
+            await unconfirmed
+
+    run_virtually(test)

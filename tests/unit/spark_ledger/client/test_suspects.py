@@ -12,6 +12,7 @@ from spark_ledger.client.suspects import Suspects
 from spark_ledger.errors import BookieUnavailableError
 from spark_ledger.limits.client import (
     BOOKIE_FLAPS_MAX,
+    BOOKIE_LIED_S,
     BOOKIE_PROBE_HOLDS_S,
     BOOKIE_PROBE_TIMEOUT_S,
     BOOKIE_PROBES_MAX,
@@ -217,6 +218,50 @@ def test_bookie_that_fails_seldom_is_not_in_quarantine() -> None:
         (name,) = bookies(1)
         await flap(suspects, name, BOOKIE_FLAPS_MAX, 7.0)
         assert suspects.now() == set()
+        await suspects.close()
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.usefixtures("_short_times")
+def test_bookie_that_fails_all_the_time_is_in_quarantine_too() -> None:
+    """What is one outage for many writers ends: else one without a pause would count once."""
+
+    async def main() -> None:
+        suspects = Suspects(Probed("b00"))
+        (name,) = bookies(1)
+        for _ in range(2 * BOOKIE_FLAPS_MAX):
+            suspects.add(name)
+            await asyncio.sleep(0.75)
+        assert await suspects.answers(name)
+        assert suspects.now() == {name}
+        await suspects.close()
+
+    run_in_virtual_time(main())
+
+
+def test_bookie_that_lied_is_suspected_whatever_it_answers_and_not_for_ever() -> None:
+    async def main() -> None:
+        suspects = Suspects(Probed("b00"))
+        (name,) = bookies(1)
+        suspects.add_liar(name)
+        assert await suspects.answers(name)
+        assert suspects.now() == {name}
+        await asyncio.sleep(BOOKIE_LIED_S)
+        assert suspects.now() == set()
+        await suspects.close()
+
+    run_in_virtual_time(main())
+
+
+def test_nobody_is_told_an_answer_before_there_is_one() -> None:
+    async def main() -> None:
+        suspects = Suspects(Probed())
+        (name,) = bookies(1)
+        asking = asyncio.create_task(suspects.answers(name))
+        await asyncio.sleep(BOOKIE_PROBE_HOLDS_S / 2)
+        assert not await suspects.answers(name), "another one joins the question"
+        assert not await asking
         await suspects.close()
 
     run_in_virtual_time(main())

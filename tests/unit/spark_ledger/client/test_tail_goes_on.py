@@ -13,7 +13,11 @@ import pytest
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.reader import LedgerReader
 from spark_ledger.errors import NoSuchEntryError, NoSuchLedgerError
-from spark_ledger.limits.client import TAIL_METADATA_WAIT_S, TAIL_RETRY_DELAY_S_MAX
+from spark_ledger.limits.client import (
+    TAIL_METADATA_WAIT_S,
+    TAIL_PAUSE_S,
+    TAIL_RETRY_DELAY_S_MAX,
+)
 from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
 from tests.unit.spark_ledger.client.test_tail import Followed, Outage
 from tests.unit.spark_ledger.client.world import World, run_virtually
@@ -174,5 +178,23 @@ def test_tail_that_waits_for_an_entry_says_at_once_that_its_ledger_was_deleted()
         with pytest.raises(NoSuchLedgerError):
             await tail.task
         assert now() - began < min(10.0, TAIL_METADATA_WAIT_S)
+
+    run_virtually(test)
+
+
+def test_tail_pauses_after_no_poll_that_brought_something() -> None:
+    """The pause is for polls that come to nothing at once, as when bookies are down."""
+
+    async def test(world: World) -> None:
+        _, _, reader, writer = await followed(world)
+        tail = Followed(reader)
+        await tail.has(1)
+        began = now()
+        for count in range(2, 12):
+            await writer.append(b"more")
+            await tail.has(count)
+        assert now() - began < 10 * TAIL_PAUSE_S, "as soon as they were confirmed"
+        await writer.close()
+        await asyncio.wait_for(tail.task, 10)
 
     run_virtually(test)

@@ -1,0 +1,91 @@
+"""A writer that others use meanwhile: its room, a flush beside appends, a close beside an end."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from spark_ledger.errors import AddOutcomeUnknownError, LedgerClosedError
+from spark_ledger.limits import KIB
+from tests.unit.spark_ledger.client.world import World, run_virtually
+
+
+def test_each_producer_that_waited_for_room_finds_some() -> None:
+    """All are woken at once, and the first of them may take all there is."""
+
+    async def test(world: World) -> None:
+        client = await world.client(bytes_in_flight_max=64 * KIB)
+        writer = await client.create_ledger()
+
+        async def produce() -> None:
+            for _ in range(4):
+                await writer.wait_for_room()
+                assert writer.has_room
+                await writer.append_nowait(bytes(64 * KIB))
+
+        await asyncio.gather(*(produce() for _ in range(5)))
+        assert writer.last_add_confirmed == 19
+        await writer.close()
+
+    run_virtually(test)
+
+
+def test_room_is_taken_in_the_moment_in_which_a_batch_is_queued() -> None:
+    """Not when it is sent: others append in the same turn of the loop, and other threads look."""
+
+    async def test(world: World) -> None:
+        client = await world.client(bytes_in_flight_max=64 * KIB)
+        writer = await client.create_ledger()
+        first = writer.append_many_nowait([bytes(20 * KIB)] * 2)
+        assert writer.has_room
+        second = writer.append_many_nowait([bytes(20 * KIB)] * 2)
+        assert not writer.has_room
+        assert (await first, await second) == (range(2), range(2, 4))
+        await writer.wait_for_room()
+        await writer.close()
+
+    run_virtually(test)
+
+
+def test_flush_waits_for_nothing_that_is_appended_after_it() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await client.create_ledger()
+        last = writer.append_nowait(b"0")
+        for bookie in world.bookies.values():
+            bookie.hold = True
+        flushing = asyncio.create_task(writer.flush())
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+            for bookie in world.bookies.values():
+                bookie.release()
+            following = writer.append_nowait(b"more")
+            await last
+            last = following
+        assert flushing.done()
+        for bookie in world.bookies.values():
+            bookie.hold = False
+            bookie.release()
+        await writer.close()
+
+    run_virtually(test)
+
+
+def test_connection_that_ends_while_a_writer_closes_ends_the_close_too() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await client.create_ledger()
+        for bookie in world.bookies.values():
+            bookie.hold = True
+        add = writer.append_nowait(b"0")
+        closing = asyncio.create_task(writer.close())
+        await asyncio.sleep(0.001)
+        assert not closing.done()
+        await client.close()
+        with pytest.raises(AddOutcomeUnknownError):
+            await asyncio.wait_for(add, 1)
+        with pytest.raises(LedgerClosedError, match="recover=True"):
+            await asyncio.wait_for(closing, 1)
+
+    run_virtually(test)
