@@ -90,6 +90,7 @@ class Session:
         """Requests without an answer."""
         self._restarts: set[asyncio.Task[None]] = set()
         self._verification: asyncio.Task[None] | None = None
+        self._verify_again: asyncio.TimerHandle | None = None
         self._outage: asyncio.Task[None] | None = None
         """Looks why there is no connection."""
         self.connections = 0
@@ -123,6 +124,8 @@ class Session:
                 answer.set_exception(kz.ConnectionClosedError("closed by this client"))
         if self._outage is not None:
             self._outage.cancel()
+        if self._verify_again is not None:
+            self._verify_again.cancel()
 
     async def _end_client(self) -> None:
         if self._restarts:
@@ -236,6 +239,8 @@ class Session:
         if not self._session_lost:
             self._resume()
         elif self._verification is None:
+            if self._verify_again is not None:
+                self._verify_again.cancel()  # a new connection has come before
             self._verification = self._loop.create_task(self._verify())
             self._verification.add_done_callback(self._verified)
 
@@ -271,7 +276,7 @@ class Session:
             return  # the next connection verifies anew
         if error is not None:
             logger.warning("cannot verify ZooKeeper at %s yet: %s", self.address.hosts, error)
-            self._loop.call_later(
+            self._verify_again = self._loop.call_later(
                 ZOOKEEPER_RESTART_DELAY_S, self._on_state, self.client, KazooState.CONNECTED
             )
             return

@@ -12,6 +12,7 @@ from spark_ledger.errors import ConfigurationError, OutcomeUnknownError
 from spark_ledger.metadata.cluster import CLUSTER_PATH
 from spark_ledger.metadata.codec import ClusterNode
 from spark_ledger.metadata.json_nodes import encode_node
+from spark_ledger.metadata.zookeeper import session
 from spark_ledger.metadata.zookeeper.store import ZooKeeperStore
 from spark_ledger.types import PlacementPolicy
 from tests.unit.spark_ledger.metadata.fake_zookeeper import (
@@ -301,6 +302,37 @@ def test_verification_that_fails_is_made_again(run: Run, name: str, how: How) ->
         assert lost == [1]
 
     run(scenario, SHORT_S)
+
+
+@pytest.mark.parametrize("comes_before", [True, False])
+def test_verification_that_waits_to_be_repeated_ends_with_what_it_waited_for(
+    run: Run, monkeypatch: pytest.MonkeyPatch, comes_before: bool
+) -> None:
+    """Otherwise one connection is counted twice, or a timer outlives its store."""
+
+    async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        delay_s = 0.01 if comes_before else LONG_S
+        monkeypatch.setattr(session, "ZOOKEEPER_RESTART_DELAY_S", delay_s)
+        (client,) = server.clients
+        await store.create(CLUSTER_PATH, b"this one")
+        await store.get(CLUSTER_PATH)
+        back = Trouble("sync", How.LOST_REPLY, meanwhile=client.connect, comes_back=False)
+        server.troubles = [back]
+        client.expire()
+        client.connect()
+        await settle()
+        assert store.connections == 1, "nobody has verified the second one"
+        if comes_before:
+            behind = asyncio.Event()
+            asyncio.get_running_loop().call_later(delay_s, behind.set)
+            client.break_connection()
+            client.connect()
+            assert (await store.get(CLUSTER_PATH)).value == b"this one"
+            await behind.wait()
+            await settle()
+            assert store.connections == 2
+
+    run(scenario)
 
 
 def test_death_of_kazoo_starts_another_client(run: Run) -> None:
