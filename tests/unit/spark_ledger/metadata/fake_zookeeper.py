@@ -96,6 +96,8 @@ class FakeServer:
         """Replies that the test gives when it likes."""
         self.clients: list[FakeKazoo] = []
         self.is_up = True
+        self.words: dict[bytes, str | Exception] = {}
+        """Answers to commands of four letters."""
 
     def client(self, **settings: Any) -> FakeKazoo:
         """Stands in for the class KazooClient."""
@@ -241,6 +243,12 @@ class FakeKazoo:
             callback(Event(kind))
 
     # -- requests ----------------------------------------------------------------------------------
+
+    def command(self, word: bytes) -> str:
+        answer = self._server.words[word]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     def sync_async(self, path: str) -> Result[str]:
         return self._request("sync", path, lambda: path)

@@ -1,4 +1,5 @@
-"""How a ZooKeeper store ends, also one that never connected; and what is asked behind a sync."""
+"""How a ZooKeeper store ends, also one that never connected; what is asked behind a sync; and what
+a server says of its size."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from kazoo.handlers.threading import (
 )
 
 from spark_ledger.errors import ConfigurationError, MetadataUnavailableError
+from spark_ledger.metadata.base import StoreSize
 from spark_ledger.metadata.cluster import CLUSTER_PATH
 from spark_ledger.metadata.connect import open_store
 from spark_ledger.metadata.zookeeper import restored, session
@@ -223,3 +225,29 @@ def test_root_that_another_client_makes_at_the_same_time_is_fine(
         await store.close()
 
     asyncio.run(main())
+
+
+MNTR = "zk_znode_count\t12\nzk_approximate_data_size\t3456\n"
+SRVR = "Mode: standalone\nNode count: 12\n"
+REFUSED = "mntr is not executed because it is not in the whitelist."
+
+
+@pytest.mark.parametrize(
+    ("mntr", "srvr", "size"),
+    [
+        (MNTR, SRVR, StoreSize(12, 3456)),
+        (REFUSED, SRVR, StoreSize(12, None)),
+        (kz.SessionExpiredError(), SRVR, StoreSize(12, None)),
+        (OSError("refused"), SRVR, StoreSize(12, None)),
+        (REFUSED, OSError("refused"), StoreSize(None, None)),
+    ],
+    ids=["both", "refused", "no session", "no connection", "neither"],
+)
+def test_size_is_what_a_server_says_to_either_question(
+    run: Run, mntr: str | Exception, srvr: str | Exception, size: StoreSize
+) -> None:
+    async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        server.words = {b"mntr": mntr, b"srvr": srvr}
+        assert await store.size() == size
+
+    run(scenario)
