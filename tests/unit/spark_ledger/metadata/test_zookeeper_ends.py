@@ -143,6 +143,23 @@ def test_what_must_be_of_now_is_asked_behind_a_sync(run: Run) -> None:
     run(scenario)
 
 
+def test_cluster_of_a_new_session_is_asked_behind_a_sync(run: Run) -> None:
+    """A server that lags would pass for one that has lost its data."""
+
+    async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        (client,) = server.clients
+        await store.create(CLUSTER_PATH, b"this one")
+        await store.get(CLUSTER_PATH)
+        server.requests.clear()
+        client.expire()
+        client.connect()
+        await store.get(CLUSTER_PATH)
+        path = f"/root/{CLUSTER_PATH}"
+        assert server.requests == [("sync", path), ("get", path), ("get", path)]
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("question", ["get", "get_latest"])
 def test_cluster_is_known_however_its_node_was_read(run: Run, question: str) -> None:
     async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:

@@ -16,6 +16,7 @@ from spark_ledger.errors import (
     OutcomeUnknownError,
 )
 from spark_ledger.metadata.base import Check, Create, Delete, Put
+from spark_ledger.metadata.cluster import CLUSTER_PATH
 from spark_ledger.metadata.zookeeper.store import ZooKeeperStore
 from tests.unit.spark_ledger.metadata.fake_zookeeper import (
     LONG_S,
@@ -268,13 +269,22 @@ def test_write_whose_server_stays_away_is_unknown(run: Run, name: str, how: How)
 
 
 @pytest.mark.parametrize("name", ["create", "set", "delete"])
-def test_write_whose_look_fails_is_unknown(run: Run, name: str) -> None:
+@pytest.mark.parametrize("why", ["nobody answers", "another store answers"])
+def test_write_whose_look_fails_is_unknown(run: Run, name: str, why: str) -> None:
     async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        def exchange() -> None:
+            server.delete(f"/root/{CLUSTER_PATH}")
+            server.clients[0].expire()
+
+        await store.create(CLUSTER_PATH, b"this one")
+        await store.get(CLUSTER_PATH)
         await store.create("there", b"")
         server.troubles = [
             Trouble(name, LOST_REPLY),
             Trouble("sync", LOST_REPLY, comes_back=False),
         ]
+        if why == "another store answers":
+            server.troubles = [Trouble(name, LOST_REPLY, meanwhile=exchange)]
         with pytest.raises(OutcomeUnknownError, match="may or may not have happened"):
             if name == "create":
                 await store.create("n", b"")
@@ -311,6 +321,25 @@ def test_write_without_a_connection_changes_nothing_and_says_so(run: Run) -> Non
         server.clients[0].connect()
         assert (await store.get("n")).version == 0
         assert await store.put("n", b"1", 0) == 1
+
+    run(scenario, SHORT_S)
+
+
+def test_write_that_was_found_undone_and_has_no_connection_changes_nothing(run: Run) -> None:
+    """The look has seen that it did not happen, and it was not sent again."""
+
+    async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        (client,) = server.clients
+        server.troubles = [Trouble("create", LOST_REQUEST), Trouble("get", How.NO_ANSWER)]
+        creating = asyncio.create_task(store.create("n", b""))
+        while not server.late:
+            await asyncio.sleep(0.001)
+        server.late.pop()()
+        client.break_connection()
+        with pytest.raises(MetadataUnavailableError, match="nothing was changed"):
+            await creating
+        client.connect()
+        assert "/root/n" not in server.nodes
 
     run(scenario, SHORT_S)
 
