@@ -189,6 +189,23 @@ def test_cookies() -> None:
     asyncio.run(main())
 
 
+def test_cookie_of_another_is_a_conflict_also_behind_a_lost_request() -> None:
+    """Two bookies would have one name, and each take the other's entries for its own."""
+
+    async def main() -> None:
+        tree = MemoryTree()
+        await BookieRegistry(tree.open_session()).create_cookie(BookieId("b"), b"theirs")
+        losing = tree.open_session(
+            interpose=lambda name, _path: Fault(
+                Outcome.LOST_REQUEST if name == "create" else Outcome.NORMAL
+            )
+        )
+        with pytest.raises(ConflictError, match="'b' is taken"):
+            await BookieRegistry(losing).create_cookie(BookieId("b"), b"mine")
+
+    asyncio.run(main())
+
+
 def test_ensure_cluster_at_once_makes_one_cluster() -> None:
     async def main() -> None:
         tree = MemoryTree()

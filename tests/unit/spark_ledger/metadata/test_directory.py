@@ -81,6 +81,27 @@ def test_directory_follows_and_keeps_the_last_address() -> None:
     asyncio.run(main())
 
 
+def test_rack_of_a_bookie_that_is_gone_is_known_still_and_those_here_are_in_order() -> None:
+    """Its copies count where they are until they are made again, whoever comes and goes since."""
+
+    async def main() -> None:
+        tree = MemoryTree()
+        first, others = BookieRegistry(tree.open_session()), list[BookieRegistry]()
+        await first.register(replace(bookie("a"), rack="/r1"))
+        directory = BookieDirectory(BookieRegistry(tree.open_session()))
+        await directory.start()
+        await first.deregister()
+        for info in (bookie("c"), bookie("b", state="readonly")):
+            others.append(BookieRegistry(tree.open_session()))
+            await others[-1].register(info)
+        await directory.refresh()
+        assert [info.bookie_id for info in directory.all()] == ["b", "c"]
+        assert directory.rack(BookieId("a")) == "/r1"
+        await directory.close()
+
+    asyncio.run(main())
+
+
 def test_directory_outlives_an_unreachable_store() -> None:
     async def main() -> None:
         tree = MemoryTree()

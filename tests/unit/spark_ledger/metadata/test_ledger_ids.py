@@ -8,12 +8,17 @@ import random
 import pytest
 
 from spark_ledger.errors import ConflictError, MetadataUnavailableError, OutcomeUnknownError
-from spark_ledger.limits.metadata import LEDGER_ID_BLOCK, LEDGER_ID_BLOCK_MAX
+from spark_ledger.limits.metadata import (
+    LEDGER_ID_BLOCK,
+    LEDGER_ID_BLOCK_MAX,
+    LEDGER_ID_BLOCK_S,
+)
 from spark_ledger.metadata.codec import CounterNode
 from spark_ledger.metadata.json_nodes import decode_node
-from spark_ledger.metadata.ledger_ids import COUNTER_PATH
+from spark_ledger.metadata.ledger_ids import COUNTER_PATH, next_counted
 from spark_ledger.metadata.ledgers import LedgerStore
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, MemoryTree, Outcome
+from tests.unit.virtual_time import run_in_virtual_time
 
 
 class Forgetful(MemoryMetadataStore):
@@ -114,6 +119,39 @@ def test_client_that_needs_few_ids_takes_small_blocks(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("spark_ledger.metadata.ledger_ids.LEDGER_ID_BLOCK_S", 0.0)
     asyncio.run(main())
+
+
+def test_client_that_has_been_idle_takes_larger_blocks_once_it_needs_many_ids() -> None:
+    async def main() -> None:
+        tree, writes = MemoryTree(), 0
+
+        def interpose(name: str, _path: str) -> Fault:
+            nonlocal writes
+            writes += name in ("put", "create")
+            return Fault()
+
+        client = LedgerStore(tree.open_session(interpose=interpose))
+        await client.new_ledger_id()
+        await asyncio.sleep(10 * LEDGER_ID_BLOCK_S)
+        for _ in range(10_000):
+            await client.new_ledger_id()
+        assert writes <= 12
+
+    run_in_virtual_time(main())
+
+
+def test_client_that_could_take_no_block_for_a_while_takes_a_small_one_then() -> None:
+    async def main() -> None:
+        tree, fault = MemoryTree(), Fault(Outcome.UNAVAILABLE)
+        client = LedgerStore(tree.open_session(interpose=lambda _name, _path: fault))
+        for _ in range(20):
+            with pytest.raises(MetadataUnavailableError):
+                await client.new_ledger_id()
+        fault = Fault()
+        first = await client.new_ledger_id()
+        assert await next_counted(tree.open_session()) == first + LEDGER_ID_BLOCK
+
+    run_in_virtual_time(main())
 
 
 @pytest.mark.parametrize("how", ["unavailable", "no reply", "cancelled"])

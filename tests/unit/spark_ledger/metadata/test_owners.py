@@ -183,6 +183,23 @@ def test_owner_of_a_closed_store_is_made_no_more() -> None:
     asyncio.run(main())
 
 
+def test_owner_that_waits_for_its_old_node_to_go_is_closed_all_the_same() -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        store, old = tree.open_session(), tree.open_session()
+        owner = Owner(store)
+        name = await owner.announce()
+        tree.end_session(store._session)
+        await old.create(owner_path(name), b"{}", ephemeral=True)
+        store.expire()
+        while len(asyncio.all_tasks()) == 1:
+            await asyncio.sleep(0)
+        await owner.close()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
+
+
 def test_owner_of_which_a_server_that_lags_knows_nothing_is_alive() -> None:
     """Its ledgers were recovered under a writer that had just begun."""
 

@@ -151,14 +151,20 @@ def test_node_of_a_lost_reply_is_own(lost: Outcome) -> None:
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_replaced_registration_is_told_and_left_alone(state: str) -> None:
-    """Somebody deletes the node, and another process registers before this one can."""
+@pytest.mark.parametrize("has_lost_one", [False, True])
+def test_replaced_registration_is_told_and_left_alone(state: str, *, has_lost_one: bool) -> None:
+    """Somebody deletes the node, and another process registers before this one can. That is no
+    session of this process before it, though one was lost: it was registered again since."""
 
     async def main() -> None:
         tree, told = MemoryTree(), list[str]()
         store = tree.open_session()
         registry = BookieRegistry(store, on_replaced=told.append)
         await registry.register(bookie())
+        if has_lost_one:
+            store.expire()
+            while not (registry.registered and registry._lost_at > 0):
+                await asyncio.sleep(0.005)
         tree.end_session(store._session)
         await leave_node(tree.open_session(), state)
         await until_replaced(told)

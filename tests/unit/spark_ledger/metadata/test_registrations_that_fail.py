@@ -59,6 +59,27 @@ def test_contact_that_fails_is_made_before_the_next_attempt() -> None:
     run_in_virtual_time(main())
 
 
+def test_contact_that_a_reconnect_overtakes_is_made_once_more() -> None:
+    """What it has seen is of the connection before."""
+
+    async def main() -> None:
+        session, made = MemoryTree().open_session(), list[int]()
+
+        async def contact() -> None:
+            made.append(session.connections)
+            if len(made) == 1:
+                session.expire()
+
+        registry = BookieRegistry(session, at_contact=contact)
+        await registry.register(INFO)
+        await asyncio.sleep(1.0)
+        assert made == [made[0], made[0] + 1]
+        assert registry.registered and await registry.list() == [INFO]
+        await registry.deregister()
+
+    run_in_virtual_time(main())
+
+
 @pytest.mark.parametrize("name", ["get", "is_own", "create", "delete"])
 def test_bookie_that_withdraws_while_it_changes_its_state_is_gone(name: str) -> None:
     """Clients would choose it for new ledgers until its session ends."""

@@ -116,6 +116,7 @@ def test_latest_metadata_are_not_those_of_a_server_that_lags() -> None:
         version = await other.compare_and_set(IN_RECOVERY, 0)
         assert (await ledgers.read(L)).value == OPEN
         assert await ledgers.read_latest(L) == Versioned(IN_RECOVERY, version)
+        assert await ledgers.read(L) == Versioned(IN_RECOVERY, version), "this one has seen it"
 
     asyncio.run(main())
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import NoReturn
 
 import pytest
 
-from spark_ledger.errors import CorruptionError
+from spark_ledger.errors import CorruptionError, NotFoundError
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.cluster import CLUSTER_PATH, ensure_cluster, set_placement
 from spark_ledger.metadata.cookies import accept_newer_starts, cookie_path, decode_cookie
@@ -31,6 +32,23 @@ def test_counter_of_ids_is_raised_and_never_lowered(at_least: int, expected: int
         written = (await store.get(COUNTER_PATH)).version - before
         assert written == (expected > 50)
         assert await LedgerIds(store, random.Random(1)).take() == expected
+
+    asyncio.run(test())
+
+
+def test_counter_of_ids_is_raised_over_a_server_that_lags() -> None:
+    """It would be read and refused again and again until that one has caught up."""
+
+    async def test() -> None:
+        store = MemoryMetadataStore(MemoryTree())
+        await raise_counter(store, 50)
+
+        async def lags(path: str) -> NoReturn:
+            raise NotFoundError(path)
+
+        store.get = lags  # type: ignore[method-assign]
+        async with asyncio.timeout(5):
+            assert await raise_counter(store, 70) == (50, 70)
 
     asyncio.run(test())
 
