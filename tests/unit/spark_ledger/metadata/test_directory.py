@@ -13,7 +13,7 @@ import pytest
 from spark_ledger.errors import ConfigurationError, MetadataUnavailableError
 from spark_ledger.limits.metadata import DIRECTORY_JITTER_S, DIRECTORY_REFRESH_S
 from spark_ledger.metadata.bookies import BookieRegistry
-from spark_ledger.metadata.cluster import CLUSTER_PATH, ensure_cluster_node
+from spark_ledger.metadata.cluster import CLUSTER_PATH, ensure_cluster_node, set_placement
 from spark_ledger.metadata.codec import encode_bookie
 from spark_ledger.metadata.directory import BookieDirectory
 from spark_ledger.metadata.memory import Fault, MemoryTree, Outcome
@@ -444,5 +444,42 @@ def test_policy_that_cannot_be_read_stays_as_it_was_and_the_bookies_are_read(
         assert directory.policy == PlacementPolicy(min_racks=2)
         await directory.close()
         await other.deregister()
+
+    run_in_virtual_time(main())
+
+
+def test_policy_is_seen_at_the_next_periodic_look() -> None:
+    """Nobody watches it."""
+
+    async def main() -> None:
+        store = MemoryTree().open_session()
+        await ensure_cluster_node(store)
+        directory = BookieDirectory(BookieRegistry(store))
+        await directory.start()
+        await set_placement(store, PlacementPolicy(min_racks=2))
+        await asyncio.sleep(1.5 * DIRECTORY_REFRESH_S)
+        assert directory.policy == PlacementPolicy(min_racks=2)
+        await directory.close()
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_bookies_that_are_read_in_several_parts_are_all_there(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spark_ledger.metadata.directory.METADATA_READS_IN_FLIGHT_MAX", 2)
+
+    async def main() -> None:
+        tree = MemoryTree()
+        infos = [bookie(f"b{number}") for number in range(count)]
+        for info in infos:
+            await BookieRegistry(tree.open_session()).register(info)
+        directory = BookieDirectory(BookieRegistry(tree.open_session()))
+        await directory.start()
+        assert directory.all() == infos
+        await directory.refresh(all_again=True)
+        assert directory.all() == infos
+        await directory.close()
 
     run_in_virtual_time(main())
