@@ -100,3 +100,39 @@ def test_all_ledgers_are_looked_at_once_a_day_although_nobody_is_lost() -> None:
             cared.clock.now += 10.0
 
     run_virtually(test, bookies=5)
+
+
+def test_pass_that_fails_keeps_what_is_known_of_the_bookies_before() -> None:
+    """Workers and decommissions go by it: those that were marked stay lost. One whose cookie is
+    gone counts no more."""
+
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        client, cared = await world.client(), await crew(world)
+        await lose(world, "b0")
+        await lose(world, "b1")
+        await cared.passes(50)
+        await client.store.delete("bookies/cookies/b1")
+        await cared.passes(70)
+
+        async def away(*_arguments: object) -> NoReturn:
+            raise MetadataUnavailableError("away")
+
+        cared.auditor.audit = away  # type: ignore[method-assign, assignment]
+        before = await read_node(client.store, AuditState, STATE_PATH)
+        assert before is not None and before.value.audited == ("b0",)
+        await lose(world, "b2")
+        failed = 0
+        for _ in range(12):
+            cared.clock.now += 10.0
+            try:
+                await cared.auditor.run_pass()
+            except MetadataUnavailableError:
+                failed += 1
+        after = await read_node(client.store, AuditState, STATE_PATH)
+        assert after is not None and failed > 1
+        assert after.value.audited == ("b0",)
+        assert after.value.audit_time_ms == before.value.audit_time_ms > 0
+        assert set(after.value.gone_s) == {"b0", "b2"}
+
+    run_virtually(test, bookies=6)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from spark_ledger.client.ledger_client import LedgerClient
@@ -74,6 +76,28 @@ def test_ledger_in_one_rack_is_found_by_the_audit_and_moved(sizes: tuple[int, in
         assert len(await contents(client, writer.ledger_id)) == 20
         await cared.auditor.audit(())
         assert cared.auditor.misplaced == 0 and await marked(world) == {}
+
+    run_virtually(test, bookies=6, racks=2)
+
+
+def test_policy_that_is_set_while_all_ledgers_are_looked_at_has_them_looked_at_again() -> None:
+    """Some were looked at by the one before."""
+
+    async def test(world: World) -> None:
+        cared = await with_policy(world, PlacementPolicy(min_racks=2))
+        directory, real, looks = cared.auditor._context.directory, cared.auditor.audit, 0
+
+        async def audit(*given: Any) -> int:
+            nonlocal looks
+            looks += 1
+            marked_now = await real(*given)
+            directory.policy = PlacementPolicy(min_racks=3)
+            return marked_now
+
+        cared.auditor.audit = audit  # type: ignore[method-assign]
+        for expected in (1, 2, 2):
+            await cared.auditor.run_pass()
+            assert looks == expected
 
     run_virtually(test, bookies=6, racks=2)
 
