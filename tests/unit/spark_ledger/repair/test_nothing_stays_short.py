@@ -153,6 +153,33 @@ def test_sources_that_are_busy_are_asked_again_for_a_while(
     run_virtually(test, bookies=4)
 
 
+@pytest.mark.parametrize("busy", [0, 1])
+def test_source_that_is_busy_is_asked_again_though_all_others_lack_the_entry(
+    busy: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(world: World) -> None:
+        made = await Copying(world).prepare()
+        transport, refusals = made.client.context.transport, [BUSY] * 3
+        real = transport.read
+
+        async def read(
+            bookie_id: BookieId, *given: Any, **options: Any
+        ) -> AsyncGenerator[ReadChunk, None]:
+            if bookie_id != made.others[busy]:
+                yield ReadChunk(BookieStatus.NO_SUCH_ENTRY, None, EntryId(0))
+            elif refusals:
+                yield ReadChunk(refusals.pop(), None, EntryId(0))
+            else:
+                async for chunk in real(bookie_id, *given, **options):
+                    yield chunk
+
+        monkeypatch.setattr(transport, "read", read)
+        await made.copier.copy(made.lane, made.target)
+        assert made.counts["entries"] == 20 and not refusals
+
+    run_virtually(test, bookies=4)
+
+
 def test_hole_that_shares_the_mark_of_a_lost_bookie_is_not_forgotten() -> None:
     """The member that has it is away while the lost bookie's copies are made again."""
 

@@ -6,18 +6,28 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
+import pytest
+
 from bookie_server.first_contact import Answer, CopyAnswer
 from bookie_server.ledger_keys import MetadataKeys
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.config import ClientConfig
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
+from spark_ledger.repair import copying
 from spark_ledger.repair.nodes import mark
 from spark_ledger.repair.status import RepairStatus, look
 from spark_ledger.repair.worker import Worker, WorkerConfig
 from spark_ledger.transport.base import ReadChunk
 from spark_ledger.transport.memory import MemoryTransport
-from spark_ledger.types import BookieId, BookieInfo, EntryId, LedgerId, LedgerMetadata
+from spark_ledger.types import (
+    BookieId,
+    BookieInfo,
+    BookieStatus,
+    EntryId,
+    LedgerId,
+    LedgerMetadata,
+)
 from tests.unit.bookie_server.storage.support import Machine, formatted
 
 PASSWORD = b"secret"
@@ -274,6 +284,50 @@ def test_member_without_the_ledger_is_not_asked_for_each_entry_of_it() -> None:
         counting = Counting(world.serving, poor)
         assert (await world.repair(ledger.ledger_id, lost, counting)).marked == {}
         assert 0 < counting.reads < 5, "of twenty entries"
+
+    run(test)
+
+
+class Comparing(MemoryTransport):
+    """One bookie brings nothing, for this reason. What it was asked for to compare is kept."""
+
+    def __init__(self, serving: Any, bookie_id: BookieId, status: BookieStatus) -> None:
+        super().__init__(serving)
+        self._bookie_id, self._status = bookie_id, status
+        self.compared: list[EntryId] = []
+
+    async def read(
+        self, bookie_id: BookieId, ledger_id: LedgerId, first: EntryId, last: EntryId, **options: Any
+    ) -> AsyncGenerator[ReadChunk, None]:
+        if bookie_id == self._bookie_id:
+            if last < 19:  # a source is asked for all that is left, and the lane ends there
+                self.compared.append(first)
+            yield ReadChunk(self._status, None, first)
+            return
+        async for chunk in super().read(bookie_id, ledger_id, first, last, **options):
+            yield chunk
+
+
+@pytest.mark.parametrize("status", [BookieStatus.NO_SUCH_ENTRY, BookieStatus.IO_ERROR])
+def test_member_that_brings_nothing_is_asked_to_compare_once(
+    status: BookieStatus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once for each entry, if it lacks that one; once at all, if it says nothing."""
+    monkeypatch.setattr(copying, "READ_CHUNK_BYTES_TARGET", 300)
+
+    async def test(world: RealWorld) -> None:
+        client = await world.client()
+        ledger = await closed_ledger(client)
+        lost, poor, _ = ledger.fragments[0].bookies
+        await world.lose(lost)
+        comparing = Comparing(world.serving, poor, status)
+        await world.repair(ledger.ledger_id, lost, comparing)
+        (spare,) = world.machines.keys() - set(ledger.fragments[0].bookies)
+        assert len(world.machines[spare].held(ledger.ledger_id)) == 20
+        if status is BookieStatus.IO_ERROR:
+            assert comparing.compared == [0]
+        else:
+            assert len(set(comparing.compared)) == len(comparing.compared) > 5
 
     run(test)
 
