@@ -20,7 +20,7 @@ from spark_ledger.transport.base import ListedEntries, ReadChunk
 from spark_ledger.types import BookieId, BookieState, BookieStatus, EntryId, Fragment, LedgerId
 from tests.unit.spark_ledger.client.world import World, run_virtually
 from tests.unit.spark_ledger.repair.test_checker import Closing, closed, wipe
-from tests.unit.spark_ledger.repair.test_copying import Copying
+from tests.unit.spark_ledger.repair.test_copying import Copying, Target
 from tests.unit.spark_ledger.repair.test_locks import lost_one, whole_one
 from tests.unit.spark_ledger.repair.world import Crew, crew, give_cookies, lacking, lose, marked
 
@@ -176,6 +176,54 @@ def test_source_that_is_busy_is_asked_again_though_all_others_lack_the_entry(
         monkeypatch.setattr(transport, "read", read)
         await made.copier.copy(made.lane, made.target)
         assert made.counts["entries"] == 20 and not refusals
+
+    run_virtually(test, bookies=4)
+
+
+def test_member_that_does_not_take_what_it_lacks_keeps_the_mark(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else its hole would stay until the next check of all ledgers."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await closed(client)
+        wipe(world, "b1", writer)
+        await mark(client.store, LedgerId(writer.ledger_id), frozenset(), 2)
+        cared = await crew(world)
+        refusing = Target([BookieStatus.IO_ERROR])
+        with monkeypatch.context() as patch:
+            patch.setattr(cared.worker._client.context.transport, "open_appender", refusing.opened)
+            await cared.worker.run_pass()
+        assert refusing.sent and set(await marked(world)) == {writer.ledger_id}
+        cared.clock.now += 10.0
+        await cared.worker.run_pass()
+        assert await marked(world) == {}
+        assert await lacking(world, client, writer.ledger_id) == []
+
+    run_virtually(test, bookies=4)
+
+
+@pytest.mark.parametrize("entries", [4, 5, 6])
+@pytest.mark.parametrize("at", [0, 1, -2, -1])
+def test_hole_at_either_end_of_any_lane_of_a_member_is_filled(entries: int, at: int) -> None:
+    """The lanes of a member neither begin nor end in their order."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        sizes = {"ensemble_size": 3, "write_quorum": 2, "ack_quorum": 2}
+        writers = [await client.create_ledger(**sizes) for _ in range(3)]
+        for index, writer in enumerate(writers):
+            for number in range(entries):
+                await writer.append(b"%d" % number)
+            await writer.close()
+            held = [e for e in range(entries) if index in (e % 3, (e + 1) % 3)]
+            wipe(world, writer.metadata.last_fragment.bookies[index], writer, held[at])
+            await mark(client.store, LedgerId(writer.ledger_id), frozenset(), 1)
+            assert await lacking(world, client, writer.ledger_id)
+        await (await crew(world)).worker.run_pass()
+        for writer in writers:
+            assert await lacking(world, client, writer.ledger_id) == []
 
     run_virtually(test, bookies=4)
 

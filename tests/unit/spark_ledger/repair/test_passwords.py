@@ -297,7 +297,12 @@ class Comparing(MemoryTransport):
         self.compared: list[EntryId] = []
 
     async def read(
-        self, bookie_id: BookieId, ledger_id: LedgerId, first: EntryId, last: EntryId, **options: Any
+        self,
+        bookie_id: BookieId,
+        ledger_id: LedgerId,
+        first: EntryId,
+        last: EntryId,
+        **options: Any,
     ) -> AsyncGenerator[ReadChunk, None]:
         if bookie_id == self._bookie_id:
             if last < 19:  # a source is asked for all that is left, and the lane ends there

@@ -1,13 +1,22 @@
-"""What a ledger lacks, against a look at each entry."""
+"""What a ledger lacks, against a look at each entry; and what its metadata say of that."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_ledger.repair.plan import LaneCopy, bytes_on, missing
+from spark_ledger.repair.plan import (
+    LaneCopy,
+    bytes_on,
+    copies_left,
+    final_fragments,
+    missing,
+    renamed,
+    waits_for_its_writer,
+)
 from spark_ledger.types import (
     BookieId,
     EntryId,
@@ -75,3 +84,43 @@ def test_bytes_on_bookies_are_their_shares_of_closed_stripes() -> None:
         LedgerId(1), Quorums(5, 3, 2), (Fragment(EntryId(0), tuple(names[:5])),)
     )
     assert bytes_on(still_open, names) == 0
+
+
+A, B, C, D = (BookieId(name) for name in "abcd")
+TWICE = LedgerMetadata(
+    LedgerId(1),
+    Quorums(3, 3, 2),
+    (Fragment(EntryId(0), (A, B, C)), Fragment(EntryId(5), (D, B, C))),
+)
+"""An open ledger whose writer has replaced a bookie."""
+
+
+@pytest.mark.parametrize(
+    ("lost", "left"), [((), 3), ((A,), 2), ((D,), 2), ((A, B), 1), ((A, D), 2), ((A, B, C), 0)]
+)
+def test_copies_left_are_those_of_the_worst_fragment(lost: tuple[BookieId, ...], left: int) -> None:
+    """What has the fewest comes first (rule R7)."""
+    assert copies_left(TWICE, lost) == left
+
+
+@pytest.mark.parametrize(
+    ("lost", "waits"), [((), False), ((A,), False), ((D,), True), ((B,), True)]
+)
+def test_ledger_waits_only_for_a_writer_whose_own_fragment_lost_a_bookie(
+    lost: tuple[BookieId, ...], *, waits: bool
+) -> None:
+    """Else one that goes on with good bookies would be ended after its grace (rule R3)."""
+    assert waits_for_its_writer(TWICE, lost) is waits
+    ended = TWICE.with_changes(state=LedgerState.CLOSED, last_entry_id=EntryId(9), length=10)
+    assert not waits_for_its_writer(ended, lost)
+
+
+def test_bookie_that_a_fragment_names_by_now_is_not_named_at_another_index() -> None:
+    """Somebody else has: two copies would be one (rule R5)."""
+    first, _ = final_fragments(
+        TWICE.with_changes(state=LedgerState.CLOSED, last_entry_id=EntryId(9), length=10)
+    )
+    changed = renamed(TWICE, first, {0: D})
+    assert changed is not None and changed.fragments[0].bookies == (D, B, C)
+    by_another = TWICE.with_changes(fragments=(Fragment(EntryId(0), (A, D, C)), TWICE.fragments[1]))
+    assert renamed(by_another, first, {0: D}) is None
