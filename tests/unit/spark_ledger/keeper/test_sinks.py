@@ -7,6 +7,7 @@ import pytest
 from spark_ledger.keeper.sinks import forget_sinks
 from spark_ledger.metadata.base import Check
 from spark_ledger.metadata.memory import MemoryMetadataStore
+from spark_ledger.stream.model import SinkRecord
 from spark_ledger.stream.nodes import StreamNodes
 from spark_ledger.stream.stream import Stream
 from tests.unit.spark_ledger.client.world import World, run
@@ -80,6 +81,34 @@ def test_records_that_stay_keep_no_other(monkeypatch: pytest.MonkeyPatch) -> Non
         elected = Check("keeper/epoch", 0)
         assert await forget_sinks(client.store, stream, elected, older_than_s=5 * DAY_S) == 3
         assert await sinks(world) == {"b", "d", "f"}
+
+    run(test)
+
+
+def test_sink_that_commits_behind_the_list_of_all_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would begin anew, and write a second time what it has committed."""
+    days = Days(monkeypatch)
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        stream = await new_stream(client)
+        for name in ("back", "gone"):
+            await commit(stream, name, 1)
+        days.now = 10
+        await commit(stream, "alive", 1)
+        listed = StreamNodes.sinks
+
+        async def sinks_then_commit(nodes: StreamNodes) -> list[SinkRecord]:
+            found = await listed(nodes)
+            await commit(stream, "back", 2)
+            return found
+
+        monkeypatch.setattr(StreamNodes, "sinks", sinks_then_commit)
+        await client.store.create("keeper/epoch", b"x")
+        elected = Check("keeper/epoch", 0)
+        assert await forget_sinks(client.store, stream, elected, older_than_s=5 * DAY_S) == 1
+        monkeypatch.setattr(StreamNodes, "sinks", listed)
+        assert await sinks(world) == {"alive", "back"}
 
     run(test)
 

@@ -12,6 +12,8 @@ from spark_ledger.local import bookie
 
 def test_rack_of_the_last_start_stays(tmp_path: Path) -> None:
     assert bookie.read_rack(tmp_path) == "/default-rack"
+    (tmp_path / bookie.CONFIG_NAME).write_text("[listen]\nport = 1\n")  # by an older version
+    assert bookie.read_rack(tmp_path) == "/default-rack"
     path = bookie.write_config(
         tmp_path, "bookie-1", "zk://h:1/x", bookie.Ports(1, 2), keeper=False, rack="/rack-1"
     )

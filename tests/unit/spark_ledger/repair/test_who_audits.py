@@ -157,6 +157,33 @@ def test_check_that_loses_its_election_leaves_the_rest_to_the_next() -> None:
     run_virtually(test)
 
 
+def test_check_of_all_that_loses_its_election_skips_nothing() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        checker = Checker(client, CheckerConfig(members_per_s=1e6, interval_s=0.0))
+        await checker.run_pass()
+        writers = [await filled(client) for _ in range(3)]
+        for writer in writers:
+            await writer.close()
+            for bookie in world.bookies.values():
+                bookie.ledgers[writer.ledger_id].entries.pop(3)
+        asked: list[int] = []
+
+        def is_elected() -> bool:
+            asked.append(1)
+            return len(asked) < 2
+
+        assert not await checker.run_pass(is_elected)
+        assert set(await marked(world)) == {writers[0].ledger_id}
+        state = await read_node(client.store, CheckState, CHECK_PATH)
+        assert state is not None and state.value.begun_ms and state.value.ended_ms
+        assert (state.value.after, state.value.ledgers) == (0, 0), "another one is at it"
+        assert await checker.run_pass()
+        assert set(await marked(world)) == {writer.ledger_id for writer in writers}
+
+    run_virtually(test)
+
+
 def test_closed_ledger_is_checked_although_the_store_failed_meanwhile() -> None:
     async def test(world: World) -> None:
         client = await world.client()
