@@ -322,6 +322,28 @@ def test_next_keeper_checks_what_was_closed_between_the_two() -> None:
     run_virtually(test, bookies=4)
 
 
+def test_next_keeper_checks_all_that_was_closed_between_the_two_however_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The bound is for the first one of all, which finds the ledgers of years."""
+    monkeypatch.setattr("spark_ledger.repair.closed.CLOSED_AT_FIRST_MAX", 1)
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        old = [await closed(client) for _ in range(3)]
+        first = Closing(await world.client())
+        for writer in old:
+            wipe(world, writer.metadata.fragments[0].bookies[0], writer)
+        assert await first.closed.run_pass() == 1
+        new = [await closed(client) for _ in range(3)]
+        for writer in new:
+            wipe(world, writer.metadata.fragments[0].bookies[0], writer)
+        assert await Closing(await world.client()).closed.run_pass() == 3
+        assert set(await marked(world)) == {writer.ledger_id for writer in (old[2], *new)}
+
+    run_virtually(test, bookies=4)
+
+
 def test_bookie_that_does_not_answer_is_asked_again_what_it_has_of_a_closed_ledger() -> None:
     async def test(world: World) -> None:
         client = await world.client()

@@ -222,6 +222,44 @@ def test_bookie_that_took_no_copy_is_asked_no_more_in_this_pass(
     run_virtually(test, bookies=5)
 
 
+def test_bookie_that_took_no_copy_is_asked_again_in_the_next_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And what failed in the pass before is told no more."""
+    copied, real = 0, Copier.copy
+
+    async def refused_once(copier: Copier, lane: LaneCopy, target: BookieId) -> None:
+        nonlocal copied
+        copied += 1
+        if copied == 2:
+            raise TargetFailedError(f"bookie {target} takes nothing")
+        await real(copier, lane, target)
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        ledgers = await before_it_came(world, client, count=8)
+        monkeypatch.setattr(Copier, "copy", refused_once)
+        done = await rebalance(world, replace(CONFIG, at_once=1))
+        assert copied > 2 and done.moves > 1 and done.failed == {}
+        await check(world, client, ledgers)
+
+    run_virtually(test, bookies=5)
+
+
+def test_bookie_that_is_suspected_gets_no_copy() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        ledgers = await before_it_came(world, client, count=8)
+        world.kill(NEW)
+        moving = await world.client()
+        moving.context.suspect(NEW)
+        done = await Rebalance(moving, CONFIG).run()
+        assert not done.is_even and done.failed == {}
+        assert await named_on(client, ledgers, NEW) == 0
+
+    run_virtually(test, bookies=5)
+
+
 def test_bookie_that_lost_its_copies_meanwhile_is_not_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
