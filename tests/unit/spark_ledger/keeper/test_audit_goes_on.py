@@ -271,7 +271,9 @@ def test_keeper_that_takes_over_reads_only_what_the_one_before_did_not(
     run(test)
 
 
-@pytest.mark.parametrize("harm", ["a page is missing", "a page is damaged", "the place is damaged"])
+@pytest.mark.parametrize(
+    "harm", ["missing page", "damaged page", "page of another audit", "damaged place"]
+)
 def test_keeper_that_takes_over_believes_no_place_without_its_names(
     harm: str, small_parts: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,11 +287,12 @@ def test_keeper_that_takes_over_believes_no_place_without_its_names(
         second = await _next_keeper(first, world, clock)
         store = MemoryMetadataStore(world.tree)
         path = named_page_path(0)
-        if harm == "a page is missing":
+        if harm == "missing page":
             await store.delete(path)
-        elif harm == "a page is damaged":
-            page = await store.get(path)
-            await store.put(path, page.value.replace(b'"ids":"', b'"ids":"AAAA'), page.version)
+        elif harm.endswith(("page", "audit")):
+            page, what = await store.get(path), b'"ids":"' if "damaged" in harm else b'"begun_s":'
+            change = what + (b"AAAA" if "damaged" in harm else b"1")
+            await store.put(path, page.value.replace(what, change), page.version)
         else:
             await store.put(NAMES_PATH, b"{}", (await store.get(NAMES_PATH)).version)
         looks = _count_reads(monkeypatch)
