@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import NoReturn
 
 import pytest
 
@@ -26,7 +27,7 @@ from spark_ledger.stream.nodes import STREAMS_ROOT
 from spark_ledger.types import LedgerId
 from tests.unit.spark_ledger.client.world import World, run
 from tests.unit.spark_ledger.keeper.test_audit import AUDIT_S, elected, left, stream_of_three
-from tests.unit.spark_ledger.keeper.test_streams import closed_commits
+from tests.unit.spark_ledger.keeper.test_streams import closed_commits, ledgers
 from tests.unit.spark_ledger.keeper.world import Clock, keeper, new_stream, passes, task
 
 YEAR_MS = 365 * 24 * 3600 * 1000
@@ -156,6 +157,44 @@ def test_ledger_that_always_fails_is_tried_each_hour_and_told_once_for_each_try(
         run(test)
     assert pauses == [min(10.0 * 2**n, 3600.0) for n in range(12)]
     assert caplog.text.count("ledger 7 is not recovered yet") == 12
+
+
+def test_ledger_that_failed_and_was_recovered_by_somebody_else_is_failing_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(world: World) -> None:
+        writing, other, clock = await world.client(), await world.client(), Clock()
+        writer = await writing.create_ledger()
+        await writer.append(b"x")
+        await writing.close()
+        cared = await keeper(world, clock, owner_grace_s=0.0)
+        assert await cared.elect()
+
+        async def fails(*_given: object, **_options: object) -> NoReturn:
+            raise RecoveryError("too few answer")
+
+        monkeypatch.setattr(cared._client, "open_ledger", fails)
+        await passes(cared, clock, 30)
+        assert (cared.found.open, cared.found.failing) == (1, 1)
+        await other.open_ledger(writer.ledger_id, recover=True)
+        await passes(cared, clock, 10)
+        assert cared.found == Found()
+
+    run(test)
+
+
+def test_ledger_that_nothing_names_is_deleted_after_its_grace_however_many_audits_see_it() -> None:
+    async def test(world: World) -> None:
+        await stream_of_three(world)
+        lost = {segment.ledger_id for segment in await left(world, 99)}
+        clock = Clock()
+        cared = await elected(world, clock, unnamed_grace_s=3.0 * AUDIT_S)
+        await passes(cared, clock, 3 * AUDIT_S)
+        assert lost <= await ledgers(world), "each audit has seen it for less than its grace"
+        await passes(cared, clock, 2 * AUDIT_S)
+        assert not lost & await ledgers(world)
+
+    run(test)
 
 
 def test_error_of_a_sweep_is_told_until_a_sweep_meets_none() -> None:
