@@ -224,7 +224,7 @@ def test_deletion_of_a_stream_that_was_cut_off_is_finished() -> None:
     run(test)
 
 
-def test_ledger_with_a_password_is_left_to_who_knows_it() -> None:
+def test_ledger_with_a_password_is_left_to_who_knows_it(caplog: pytest.LogCaptureFixture) -> None:
     async def test(world: World) -> None:
         client = await world.client()
         writer = await client.create_ledger(password=b"secret")
@@ -234,6 +234,7 @@ def test_ledger_with_a_password_is_left_to_who_knows_it() -> None:
         await cared.elect()
         await passes(cared, clock, 60)
         assert cared.found.locked == 1
+        assert caplog.text.count("has a password: recover it") == 1, "it is tried and told once"
         assert (await unsettled(world))[0] == [writer.ledger_id]
         other = await world.client()
         await other.open_ledger(writer.ledger_id, recover=True, password=b"secret")

@@ -94,7 +94,7 @@ def test_policy_that_is_set_while_all_ledgers_are_looked_at_has_them_looked_at_a
             directory.policy = PlacementPolicy(min_racks=3)
             return marked_now
 
-        cared.auditor.audit = audit  # type: ignore[method-assign]
+        cared.auditor.audit = audit  # type: ignore[method-assign, assignment]
         for expected in (1, 2, 2):
             await cared.auditor.run_pass()
             assert looks == expected

@@ -211,8 +211,10 @@ def test_hole_at_either_end_of_any_lane_of_a_member_is_filled(entries: int, at: 
 
     async def test(world: World) -> None:
         client = await world.client()
-        sizes = {"ensemble_size": 3, "write_quorum": 2, "ack_quorum": 2}
-        writers = [await client.create_ledger(**sizes) for _ in range(3)]
+        writers = [
+            await client.create_ledger(ensemble_size=3, write_quorum=2, ack_quorum=2)
+            for _ in range(3)
+        ]
         for index, writer in enumerate(writers):
             for number in range(entries):
                 await writer.append(b"%d" % number)
