@@ -1,0 +1,49 @@
+"""What a keeper decides by is so now: the streams that there are, and that it is elected."""
+
+from __future__ import annotations
+
+from spark_ledger.errors import NotFoundError
+from spark_ledger.stream.nodes import StreamNodes
+from spark_ledger.types import Versioned
+from tests.unit.spark_ledger.client.world import World, run
+from tests.unit.spark_ledger.keeper.world import Clock, keeper, new_stream, passes, task, unsettled
+
+
+def test_stream_that_a_server_that_lags_does_not_know_keeps_its_ledgers() -> None:
+    """It is new, and its first rows are about to be committed."""
+
+    async def test(world: World) -> None:
+        clock, stream = Clock(), await new_stream(await world.client())
+        (segment,) = await task(world, 1)
+        cared = await keeper(world, clock, unnamed_grace_s=1000.0)
+        assert await cared.elect()
+        store = cared._store
+        real = store.get
+        path = StreamNodes(store, "s").identity_path(stream.config.stream_id)
+
+        async def lags(asked: str) -> Versioned[bytes]:
+            if asked == path:
+                raise NotFoundError(asked)
+            return await real(asked)
+
+        store.get = lags  # type: ignore[method-assign]
+        await passes(cared, clock, 100)
+        assert await unsettled(world) == ([], [segment.ledger_id])
+        await stream.commit_segments([segment])
+
+    run(test)
+
+
+def test_keeper_that_is_elected_again_behind_another_one_works_again() -> None:
+    async def test(world: World) -> None:
+        clock = Clock()
+        first, second = await keeper(world, clock), await keeper(world, clock)
+        for cared in (first, second, first, second):
+            assert await cared.elect()
+            await new_stream(await world.client(), f"s{clock.now:.0f}")
+            await task(world, 1, name=f"s{clock.now:.0f}")  # unnamed, and its writer is gone
+            await passes(cared, clock, 200)
+            assert await unsettled(world) == ([], [])
+            await cared._election.resign()
+
+    run(test)
