@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from typing import NoReturn
 
 import pytest
 
-from spark_ledger.errors import NotFoundError
+from spark_ledger.errors import MetadataRestoredError, NotFoundError
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.cookies import leaving_path
 from spark_ledger.repair.auditor import Auditor
 from spark_ledger.repair.decommission import Named, decommission, drain, stay
 from spark_ledger.repair.nodes import leaving
 from spark_ledger.repair.plan import all_names
-from spark_ledger.repair.worker import WorkerConfig
+from spark_ledger.repair.worker import Worker, WorkerConfig
 from spark_ledger.types import BookieId
 from tests.unit.spark_ledger.client.world import World, run_virtually
 from tests.unit.spark_ledger.repair.test_worker import filled
@@ -83,6 +84,26 @@ def test_bookie_is_empty_once_two_looks_in_a_row_find_nothing(
         assert told == [0, 3, 0, 1, 0, 0]
 
     run_virtually(test, bookies=4)
+
+
+def test_drain_of_a_store_that_was_restored_ends_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No worker copies anything then, and it would wait for ever."""
+
+    async def restored(*_: object) -> NoReturn:
+        raise MetadataRestoredError("ZooKeeper went back")
+
+    monkeypatch.setattr(Worker, "run_pass", restored)
+
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        client = await world.client()
+        await (await filled(client)).close()
+        with pytest.raises(MetadataRestoredError, match="went back"):
+            await drain(client, LEFT, CONFIG, told=lambda _: None)
+
+    run_virtually(test, bookies=3)
 
 
 def test_decommission_that_nobody_can_take_over_waits_and_can_be_cancelled() -> None:
