@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
 from spark_ledger.repair import copying
 from spark_ledger.repair.nodes import mark
 from spark_ledger.repair.status import RepairStatus, look
+from spark_ledger.repair.throttle import Throttles
 from spark_ledger.repair.worker import Worker, WorkerConfig
 from spark_ledger.transport.base import ReadChunk
 from spark_ledger.transport.memory import MemoryTransport
@@ -329,6 +331,28 @@ def test_member_that_brings_nothing_is_asked_to_compare_once(
             assert comparing.compared == [0]
         else:
             assert len(set(comparing.compared)) == len(comparing.compared) > 5
+
+    run(test)
+
+
+def test_what_is_read_to_compare_counts_for_the_rate_of_its_bookie(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken, real = Counter[BookieId](), Throttles.take
+
+    async def take(throttles: Throttles, source: BookieId, size_bytes: int) -> None:
+        taken[source] += size_bytes
+        await real(throttles, source, size_bytes)
+
+    monkeypatch.setattr(Throttles, "take", take)
+
+    async def test(world: RealWorld) -> None:
+        client = await world.client()
+        ledger = await closed_ledger(client)
+        lost, *others = ledger.fragments[0].bookies
+        await world.lose(lost)
+        await world.repair(ledger.ledger_id, lost)
+        assert taken.keys() == set(others) and len(set(taken.values())) == 1, "each has sent all"
 
     run(test)
 
