@@ -24,7 +24,7 @@ def test_stream_that_fails_now_and_then_is_read_to_its_end(
     """Only failures in a row count: a long stream meets some whatever happens."""
     monkeypatch.setattr(names, "COMMITS_PER_BUCKET", 1)
     monkeypatch.setattr(audit_names, "AUDIT_ATTEMPTS", 3)
-    real, calls = audit_names.names_of, 0
+    real, calls = names.names_of, 0
 
     async def away() -> AsyncGenerator[object, None]:
         raise BookieUnavailableError("its bookies are away")

@@ -26,7 +26,7 @@ def test_stream_that_a_server_that_lags_does_not_know_keeps_its_ledgers() -> Non
                 raise NotFoundError(asked)
             return await real(asked)
 
-        store.get = lags  # type: ignore[method-assign]
+        store.get = lags  # type: ignore[method-assign, assignment]
         await passes(cared, clock, 100)
         assert await unsettled(world) == ([], [segment.ledger_id])
         await stream.commit_segments([segment])
