@@ -99,7 +99,7 @@ def test_rack_of_a_bookie_that_is_gone_is_known_still_and_those_here_are_in_orde
         assert directory.rack(BookieId("a")) == "/r1"
         await directory.close()
 
-    asyncio.run(main())
+    run_in_virtual_time(main())
 
 
 def test_directory_outlives_an_unreachable_store() -> None:
