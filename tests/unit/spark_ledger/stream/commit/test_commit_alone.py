@@ -1,4 +1,4 @@
-"""A commit that nobody races: what it costs, what it says, and how far a limited read of it goes."""
+"""A commit that nobody races: what it costs and says, and how far a limited read goes."""
 
 from __future__ import annotations
 
