@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from spark_ledger.errors import ConflictError
 from spark_ledger.metadata.base import Check, Operation
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.commit.commit_log import NamedLedgers
+from spark_ledger.stream.model import Commit
 from spark_ledger.stream.packs.format import encode_packs
 from spark_ledger.stream.packs.model import Pack, Packs
 from spark_ledger.stream.retention import reclaim
@@ -20,7 +22,7 @@ from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.packs.test_packs import freed, optimize, packs_of, write
 from tests.unit.spark_ledger.stream.packs.world import ClosedDeletions
-from tests.unit.spark_ledger.stream.world import SCHEMA, another, root_of, run, table
+from tests.unit.spark_ledger.stream.world import SCHEMA, another, numbers, root_of, run, table
 
 
 async def closed_commits(ledgers: FakeLedgers, count: int, *, each: int = 1) -> Stream:
@@ -176,6 +178,52 @@ def test_ledger_that_a_commit_since_the_audit_began_names_is_not_deleted() -> No
         assert set(ledgers.ledgers) == {ids[0], ids[2], ids[3]}
         assert (await stream.refresh()).dropping == ()
 
+    run(scenario())
+
+
+def test_ledger_that_its_writer_has_open_is_not_deleted_for_an_audit() -> None:
+    """Its next rows may be committed."""
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await closed_commits(ledgers, 2)
+        writer = stream.writer()
+        await writer.write(table(2))
+        segments = await writer.finish()
+        reclaimer = stream.retention.reclaimer(ClosedDeletions(ledgers), LiveNames())
+        assert await reclaimer.delete_unlisted([segments[0].ledger_id], 2) == 0
+        await stream.commit_segments(segments)
+        assert await numbers(stream.read()) == [0, 1, 2]
+        await writer.close()
+
+    run(scenario())
+
+
+def test_ledger_is_not_deleted_once_its_list_was_withdrawn_and_a_commit_names_it() -> None:
+    """By the next keeper, while this one was stopped before the deletion (rule T17)."""
+
+    class Stopped(ClosedDeletions):
+        async def delete(
+            self, ledger: Versioned[LedgerMetadata], checks: Sequence[Operation]
+        ) -> bool:
+            await following.retention.reclaimer(ClosedDeletions(ledgers), LiveNames()).withdraw()
+            await following.commit_segments(commit.segments)
+            return await super().delete(ledger, checks)
+
+    async def scenario() -> None:
+        nonlocal commit, following
+        stream = await closed_commits(ledgers, 2)
+        commit = await stream.commit(0)
+        await stream.retention.truncate((1,))
+        following = await another(ledgers)[1].open("s")
+        reclaimer = stream.retention.reclaimer(Stopped(ledgers), LiveNames())
+        with contextlib.suppress(ConflictError):
+            await reclaimer.step(1)
+        assert await numbers(following.read()) == [1, 0]
+
+    ledgers = FakeLedgers()
+    commit: Commit
+    following: Stream
     run(scenario())
 
 
