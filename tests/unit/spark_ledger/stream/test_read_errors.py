@@ -44,7 +44,7 @@ def test_error_of_a_read_names_the_segment_among_those_that_are_fetched_together
     async def read(
         self: FakeReader, first: int, last: int, **how: bool
     ) -> AsyncGenerator[Sequence[Entry], None]:
-        async for entries in inner(self, first, last, **how):  # type: ignore[arg-type]
+        async for entries in inner(self, first, last, **how):
             if entries[0].entry_id == lost:
                 raise cause
             yield entries
@@ -57,7 +57,7 @@ def test_error_of_a_read_names_the_segment_among_those_that_are_fetched_together
         stream = await StreamCatalog(ledgers).create("s", SCHEMA)
         for number in range(3):
             await stream.append(table(number))
-        found: list[int] = []
+        found: list[object] = []
         with pytest.raises(raised, match=rf"stream 's': segment {lost} .*{says}"):
             async for batch in stream.read():
                 found += batch.column("n").to_pylist()

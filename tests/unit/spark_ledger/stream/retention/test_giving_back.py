@@ -12,7 +12,6 @@ from spark_ledger.errors import ConflictError
 from spark_ledger.metadata.base import Check, Operation
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.commit.commit_log import NamedLedgers
-from spark_ledger.stream.model import Commit
 from spark_ledger.stream.packs.format import encode_packs
 from spark_ledger.stream.packs.model import Pack, Packs
 from spark_ledger.stream.retention import reclaim
@@ -202,28 +201,26 @@ def test_ledger_that_its_writer_has_open_is_not_deleted_for_an_audit() -> None:
 def test_ledger_is_not_deleted_once_its_list_was_withdrawn_and_a_commit_names_it() -> None:
     """By the next keeper, while this one was stopped before the deletion (rule T17)."""
 
-    class Stopped(ClosedDeletions):
-        async def delete(
-            self, ledger: Versioned[LedgerMetadata], checks: Sequence[Operation]
-        ) -> bool:
-            await following.retention.reclaimer(ClosedDeletions(ledgers), LiveNames()).withdraw()
-            await following.commit_segments(commit.segments)
-            return await super().delete(ledger, checks)
-
     async def scenario() -> None:
-        nonlocal commit, following
+        ledgers = FakeLedgers()
         stream = await closed_commits(ledgers, 2)
-        commit = await stream.commit(0)
+        segments = (await stream.commit(0)).segments
         await stream.retention.truncate((1,))
         following = await another(ledgers)[1].open("s")
-        reclaimer = stream.retention.reclaimer(Stopped(ledgers), LiveNames())
+
+        class Stopped(ClosedDeletions):
+            async def delete(
+                self, ledger: Versioned[LedgerMetadata], checks: Sequence[Operation]
+            ) -> bool:
+                keeper = following.retention.reclaimer(ClosedDeletions(ledgers), LiveNames())
+                await keeper.withdraw()
+                await following.commit_segments(segments)
+                return await super().delete(ledger, checks)
+
         with contextlib.suppress(ConflictError):
-            await reclaimer.step(1)
+            await stream.retention.reclaimer(Stopped(ledgers), LiveNames()).step(1)
         assert await numbers(following.read()) == [1, 0]
 
-    ledgers = FakeLedgers()
-    commit: Commit
-    following: Stream
     run(scenario())
 
 
