@@ -264,11 +264,14 @@ def test_undecided_commit_whose_column_does_not_fit_any_more_has_an_unknown_outc
     run(scenario())
 
 
-def test_append_without_rows_adds_its_columns_with_its_commit() -> None:
+@pytest.mark.parametrize("outcomes", [[], [Outcome.LOST_REPLY], [Outcome.LOST_REQUEST]])
+def test_append_without_rows_adds_its_columns_with_its_commit(outcomes: list[Outcome]) -> None:
     async def scenario() -> None:
         ledgers = FakeLedgers()
-        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
+        await StreamCatalog(ledgers).create("s", SCHEMA)
+        stream = await another(ledgers, Faults(outcomes))[1].open("s")
         await stream.append(with_column(0, "a", 1).slice(0, 0), merge_schema=True)
+        assert stream.schema.names == ["n", "text", "a"], "known without another read"
         assert (await stream.refresh()).schema.names == ["n", "text", "a"]
         assert (await stream.head()).next_commit == 1
 
