@@ -170,6 +170,8 @@ class Attempt:
         """The ledger that was made for it."""
         self._is_list_used = False
         """Whether a commit names the list."""
+        self._has_seen_list = False
+        """One of the ledgers was about to be deleted, for all that was known (rule T17)."""
         self._naming = committer.ledgers.naming
         self._existing = committer.existing
 
@@ -254,7 +256,14 @@ class Attempt:
         commit = replace(decision.commit, segments=segments)
         grows = after is not config.value
         named = self._ledger_ids()
-        refuse_dropping(named, config.value)
+        try:
+            refuse_dropping(named, config.value)
+        except NoSuchLedgerError:
+            if self._has_seen_list:
+                raise
+            self._has_seen_list = True  # it may be withdrawn by now, or our commit made before it
+            await self._schemas.refresh()
+            return None
         if not await self._check_ahead(named, config):
             return None
         assert commit.number == head.value.next_commit, "commits are numbered without gaps"

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from spark_ledger.stream import stream as stream_module
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import Dlsn
@@ -27,6 +28,7 @@ async def number_since(stream: Stream, time_ms: int) -> int | None:
         (lambda s: numbers(s.read()), [0, 1, 2]),
         (lambda s: numbers(s.read(Dlsn(0, 0, 1))), [1, 2]),
         (lambda s: numbers(s.read("earliest", Dlsn(2))), [0, 1, 2]),
+        (lambda s: numbers(s.read(Dlsn(1), Dlsn(2))), [2]),
         (lambda s: numbers(s.tail("earliest", idle_timeout=0)), [0, 1, 2]),
         (lambda s: numbers(s.tail(Dlsn(0, 0, 1), idle_timeout=0)), [1, 2]),
         (lambda s: s.position_of_row(2), Dlsn(1)),
@@ -40,6 +42,8 @@ async def number_since(stream: Stream, time_ms: int) -> int | None:
 def test_look_up_behind_a_late_watch_sees_the_newest_commit(
     look: Look, found: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(stream_module, "STALE_READ_DELAY_S", 0.0)
+
     async def scenario() -> None:
         ledgers = FakeLedgers()
         stream = await StreamCatalog(ledgers).create("s", SCHEMA)

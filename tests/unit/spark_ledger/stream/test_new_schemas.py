@@ -139,6 +139,28 @@ def test_segments_that_lost_the_race_are_read_in_their_own_schema(
     run(scenario())
 
 
+def test_segments_of_a_version_that_is_new_to_the_process_that_commits_are_committed() -> None:
+    """A driver that has been there for long, and a task that has just opened the stream."""
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        driver = await StreamCatalog(ledgers).create("s", SCHEMA)
+        other = await another(ledgers)[1].open("s")
+        await other.append(with_column(0, "a", 7), merge_schema=True)
+        task = await another(ledgers)[1].open("s")
+        segments = await written(task, with_column(1, "a", 8))
+        assert [(part.schema_version, part.new_schema) for part in segments] == [(1, None)]
+        assert driver.config.schema_version == 0
+        await driver.commit_segments([*await written(task, table(2)), *segments])
+        assert [(row["n"], row["a"]) for row in await rows_of(driver)] == [
+            (0, 7),
+            (2, None),
+            (1, 8),
+        ]
+
+    run(scenario())
+
+
 def test_long_list_of_segments_that_lost_the_race_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(committer, "SEGMENT_LIST_NODE_BYTES_MAX", 10)
 
@@ -264,11 +286,14 @@ def test_undecided_commit_whose_column_does_not_fit_any_more_has_an_unknown_outc
     run(scenario())
 
 
-def test_append_without_rows_adds_its_columns_with_its_commit() -> None:
+@pytest.mark.parametrize("outcomes", [[], [Outcome.LOST_REPLY], [Outcome.LOST_REQUEST]])
+def test_append_without_rows_adds_its_columns_with_its_commit(outcomes: list[Outcome]) -> None:
     async def scenario() -> None:
         ledgers = FakeLedgers()
-        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
+        await StreamCatalog(ledgers).create("s", SCHEMA)
+        stream = await another(ledgers, Faults(outcomes))[1].open("s")
         await stream.append(with_column(0, "a", 1).slice(0, 0), merge_schema=True)
+        assert stream.schema.names == ["n", "text", "a"], "known without another read"
         assert (await stream.refresh()).schema.names == ["n", "text", "a"]
         assert (await stream.head()).next_commit == 1
 

@@ -53,15 +53,19 @@ def test_abandoned_rows_are_in_no_segment() -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("rows", [1, 300])
 @pytest.mark.parametrize("then", [[], [7]])
-def test_micro_batch_that_was_closed_between_two_writes_is_refused(then: list[int]) -> None:
-    """Somebody else closes the writer: the rows that follow are not the whole of it."""
+def test_micro_batch_that_was_closed_between_two_writes_is_refused(
+    then: list[int], rows: int
+) -> None:
+    """Somebody else closes the writer: the rows that follow are not the whole of it, whether those
+    before were pushed or held."""
 
     async def scenario() -> None:
         ledgers = FakeLedgers()
         stream = await new_stream(ledgers)
         writer = stream.writer()
-        await writer.write(table(0, 300))
+        await writer.write(table(0, rows))
         await writer.close()
         for number in then:
             await writer.write(table(number))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from spark_ledger.metadata.base import Operation
 from spark_ledger.metadata.memory import Outcome
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.commit import committer
-from spark_ledger.stream.model import Commit, Segment
+from spark_ledger.stream.model import Commit, Retention, Segment
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import Versioned
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
@@ -346,5 +347,35 @@ def test_commit_whose_caller_leaves_before_the_reply_keeps_its_segment_list(
             await committing
         (commit,) = await commits_of(await another(ledgers)[1].open("s"))
         assert commit.segments == (OURS.placed(0),)
+
+    run(scenario())
+
+
+def test_commit_with_lost_reply_and_ledger_that_is_listed_since_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The keeper lists the ledger behind the commit; a server that lags knows of the list first."""
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        limits = Retention(rows=1 << 40)
+        keeper = await StreamCatalog(ledgers).create("s", SCHEMA, retention=limits)
+        faults = Faults([Outcome.LOST_REPLY])
+        stream = await another(ledgers, faults)[1].open("s")
+        lagging_heads(monkeypatch, 2)
+
+        async def list_it() -> None:
+            while not faults.count("transaction"):
+                await asyncio.sleep(0)
+            listed = replace(await keeper.refresh(), dropping=(OURS.ledger_id,))
+            assert await keeper.retention._replace_config(listed)
+            await stream.refresh()
+
+        listing = asyncio.ensure_future(list_it())
+        commit = await stream.commit_segments([OURS])
+        assert (commit.applied, commit.number) == (True, 0)
+        await listing
+        monkeypatch.undo()
+        assert await commits_of(stream) == [commit]
 
     run(scenario())

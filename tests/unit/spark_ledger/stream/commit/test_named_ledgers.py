@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -185,6 +186,36 @@ def test_commit_of_rows_that_were_deleted_is_refused(
         with pytest.raises(NoSuchLedgerError, match="write the rows again"):
             await stream.commit_segments(segments)
         assert await stream._watch.read() == before
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("knows", [False, True])
+@pytest.mark.parametrize("named_before", [False, True])
+def test_commit_of_rows_that_are_about_to_be_deleted_is_refused(
+    knows: bool, named_before: bool
+) -> None:
+    """The keeper has looked whether a commit names them, and looks no more (rule T17)."""
+
+    async def scenario() -> None:
+        ledgers = NamedLedgers()
+        stream = await stream_of(ledgers, drops=True)
+        segments = await ledgers.made(2)
+        if named_before:
+            await stream.commit_segments(segments)
+        before = await stream._watch.read()
+        keeper = await StreamCatalog(ledgers).open("s")
+        listed = replace(await keeper.refresh(), dropping=(segments[1].ledger_id,))
+        assert await keeper.retention._replace_config(listed)
+        if knows:
+            await stream.refresh()
+        with pytest.raises(NoSuchLedgerError, match=r"is being deleted.*write the rows again"):
+            await stream.commit_segments(segments)
+        assert await stream._watch.read() == before
+        await stream.commit_segments(segments[:1])
+        await keeper.refresh()
+        assert await keeper.retention._replace_config(replace(listed, dropping=()))
+        assert (await stream.commit_segments(segments)).number == before.next_commit + 1
 
     run(scenario())
 

@@ -80,6 +80,32 @@ def test_commit_waits_for_a_moment_where_too_many_are_left(monkeypatch: pytest.M
     run(scenario())
 
 
+def test_commit_of_a_long_stream_whose_commits_are_sealed_does_not_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What counts is how many commits have nodes, and not how many there are."""
+    small_manifests(monkeypatch)
+    monkeypatch.setattr(sealer, "UNSEALED_MAX", 6)
+    monkeypatch.setattr(sealer, "SEAL_WAIT_S", 1000.0)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
+        for _ in range(10):
+            await committed(stream, 2)
+            await stream._committer.sealer.close()
+        assert root_of(ledgers).sealed == 18
+        ledgers.hold = True
+        await committed(stream, 4)
+        assert root_of(ledgers).sealed == 18, "the sealing waits for a bookie, and no commit for it"
+        ledgers.hold = False
+        ledgers.writers[-1].deliver()
+        await stream._committer.sealer.close()
+        assert root_of(ledgers).sealed == 22
+
+    run(scenario())
+
+
 def test_pages_that_were_sealed_here_are_merged_without_being_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -199,3 +199,59 @@ def test_long_list_that_cannot_be_deleted_is_named(
         assert "ZooKeeper is away" in caplog.text
 
     run(scenario())
+
+
+@pytest.mark.parametrize("remembered", [True, False])
+@pytest.mark.parametrize(
+    "outcomes", [[Outcome.LOST_REPLY], [Outcome.LOST_REQUEST], [Outcome.LOST_REQUEST] * 2]
+)
+def test_long_list_of_a_commit_that_is_looked_up_stays(
+    outcomes: list[Outcome], remembered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody could read the commit without it."""
+    monkeypatch.setattr(committer, "SEGMENT_LIST_NODE_BYTES_MAX", 100)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        await StreamCatalog(ledgers).create("s", SCHEMA)
+        other, streams = another(ledgers, Faults(outcomes))
+        stream = await streams.open("s")
+        pair = {"sink_id": "q", "transaction_id": 1} if remembered else {}
+        commit = await stream.commit_segments([loose()] * 9, **pair)  # type: ignore[arg-type]
+        assert other.deleted == [] and len(ledgers.ledgers) == 1
+        assert await (await another(ledgers)[1].open("s")).commits(0, 1) == [commit]
+
+    run(scenario())
+
+
+def test_long_list_is_deleted_though_the_caller_leaves_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(committer, "SEGMENT_LIST_NODE_BYTES_MAX", 100)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
+        await stream.commit_segments([], sink_id="q", transaction_id=2)
+        begun, goes_on, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        inner = ledgers.delete_ledger
+
+        async def slow(ledger_id: int) -> None:
+            begun.set()
+            await goes_on.wait()
+            await inner(ledger_id)
+            done.set()
+
+        ledgers.delete_ledger = slow  # type: ignore[method-assign]
+        older = asyncio.ensure_future(
+            stream.commit_segments([loose()] * 9, sink_id="q", transaction_id=1)
+        )
+        await begun.wait()
+        older.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await older
+        goes_on.set()
+        await asyncio.wait_for(done.wait(), 10)
+        assert ledgers.ledgers == {}
+
+    run(scenario())

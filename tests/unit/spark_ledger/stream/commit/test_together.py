@@ -11,6 +11,8 @@ import pytest
 from spark_ledger.errors import (
     ConfigurationError,
     ConflictError,
+    LedgerClosedError,
+    LedgerError,
     MetadataUnavailableError,
     NoSuchStreamError,
     OutcomeUnknownError,
@@ -240,7 +242,17 @@ def test_lost_request_of_a_stream_that_is_deleted_commits_nothing() -> None:
     run(scenario())
 
 
-def test_store_that_is_away_behind_the_transaction_leaves_the_outcome_unknown() -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        MetadataUnavailableError("away"),
+        LedgerClosedError("the client was closed"),
+        ConfigurationError("another store"),
+    ],
+)
+def test_store_that_is_away_behind_the_transaction_leaves_the_outcome_unknown(
+    error: LedgerError,
+) -> None:
     async def scenario() -> None:
         world = World()
         streams, faults = await world.streams(Outcome.LOST_REPLY)
@@ -248,7 +260,7 @@ def test_store_that_is_away_behind_the_transaction_leaves_the_outcome_unknown() 
         def away(name: str, path: str) -> Any:
             fault = faults(name, path)
             if name != "transaction" and faults.count("transaction"):
-                raise MetadataUnavailableError("away")
+                raise error
             return fault
 
         _, catalog = another(world.ledgers, away)

@@ -120,6 +120,22 @@ def test_copy_is_paced_by_bytes_and_tells_how_far_it_is() -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("at_once", [1, 2, 4])
+def test_commits_are_packed_once_however_many_are_looked_up_at_a_time(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optimizer, "_COMMITS_AT_ONCE", at_once)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await written(ledgers)
+        (packed,) = await optimize(stream)
+        assert (packed.first, packed.commits, packed.rows) == (0, 6, 12)
+        assert values(await read(stream, await planned(stream))) == list(range(12))
+
+    run(scenario())
+
+
 def test_handle_that_made_a_pack_reads_from_it() -> None:
     async def scenario() -> None:
         ledgers = FakeLedgers()

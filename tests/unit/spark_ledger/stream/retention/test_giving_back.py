@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -20,7 +21,7 @@ from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.packs.test_packs import freed, optimize, packs_of, write
 from tests.unit.spark_ledger.stream.packs.world import ClosedDeletions
-from tests.unit.spark_ledger.stream.world import SCHEMA, another, root_of, run, table
+from tests.unit.spark_ledger.stream.world import SCHEMA, another, numbers, root_of, run, table
 
 
 async def closed_commits(ledgers: FakeLedgers, count: int, *, each: int = 1) -> Stream:
@@ -175,6 +176,50 @@ def test_ledger_that_a_commit_since_the_audit_began_names_is_not_deleted() -> No
         assert await reclaimer.delete_unlisted([ids[1], ids[2]], 2) == 1
         assert set(ledgers.ledgers) == {ids[0], ids[2], ids[3]}
         assert (await stream.refresh()).dropping == ()
+
+    run(scenario())
+
+
+def test_ledger_that_its_writer_has_open_is_not_deleted_for_an_audit() -> None:
+    """Its next rows may be committed."""
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await closed_commits(ledgers, 2)
+        writer = stream.writer()
+        await writer.write(table(2))
+        segments = await writer.finish()
+        reclaimer = stream.retention.reclaimer(ClosedDeletions(ledgers), LiveNames())
+        assert await reclaimer.delete_unlisted([segments[0].ledger_id], 2) == 0
+        await stream.commit_segments(segments)
+        assert await numbers(stream.read()) == [0, 1, 2]
+        await writer.close()
+
+    run(scenario())
+
+
+def test_ledger_is_not_deleted_once_its_list_was_withdrawn_and_a_commit_names_it() -> None:
+    """By the next keeper, while this one was stopped before the deletion (rule T17)."""
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await closed_commits(ledgers, 2)
+        segments = (await stream.commit(0)).segments
+        await stream.retention.truncate((1,))
+        following = await another(ledgers)[1].open("s")
+
+        class Stopped(ClosedDeletions):
+            async def delete(
+                self, ledger: Versioned[LedgerMetadata], checks: Sequence[Operation]
+            ) -> bool:
+                keeper = following.retention.reclaimer(ClosedDeletions(ledgers), LiveNames())
+                await keeper.withdraw()
+                await following.commit_segments(segments)
+                return await super().delete(ledger, checks)
+
+        with contextlib.suppress(ConflictError):
+            await stream.retention.reclaimer(Stopped(ledgers), LiveNames()).step(1)
+        assert await numbers(following.read()) == [1, 0]
 
     run(scenario())
 

@@ -1,0 +1,63 @@
+"""A commit that nobody races: what it costs and says, and how far a limited read goes."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from spark_ledger.limits.stream import COMMIT_CLOCK_AHEAD_MS_MAX
+from spark_ledger.stream.catalog import StreamCatalog
+from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
+from tests.unit.spark_ledger.stream.world import SCHEMA, Faults, another, loose, run, table
+
+
+def test_commit_behind_one_that_added_a_column_is_not_refused() -> None:
+    """It knows the version of the configuration that the one before has left."""
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        await StreamCatalog(ledgers).create("s", SCHEMA)
+        faults = Faults([])
+        stream = await another(ledgers, faults)[1].open("s")
+        await stream.append(
+            table(0).append_column("more", pa.array([1], pa.int64())), merge_schema=True
+        )
+        for number in range(1, 4):
+            await stream.append(table(number))
+        assert faults.count("transaction") == 4, "one for each commit"
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("later_ms", "warnings"), [(0, 0), (1, 0), (-1, 0), (-COMMIT_CLOCK_AHEAD_MS_MAX - 1000, 1)]
+)
+def test_commit_warns_only_of_a_clock_that_was_far_ahead(
+    later_ms: int, warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        stream = await StreamCatalog(FakeLedgers()).create("s", SCHEMA)
+        stream._committer.clock_ms = lambda: 10**12
+        await stream.commit_segments([loose()])
+        stream._committer.clock_ms = lambda: 10**12 + later_ms
+        await stream.commit_segments([loose()])
+        await stream.commit_segments([loose()])
+        told = [record.getMessage() for record in caplog.records if "dated" in record.message]
+        assert len(told) == warnings
+        assert all(f"commit 0 is dated {-later_ms // 1000} s ahead" in each for each in told)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("kind", "each"), [("max_rows", 3), ("max_bytes", 30)])
+def test_read_with_a_limit_ends_with_the_commit_that_reaches_it(kind: str, each: int) -> None:
+    async def scenario() -> None:
+        stream = await StreamCatalog(FakeLedgers()).create("s", SCHEMA)
+        commits = [await stream.commit_segments([loose(3)]) for _ in range(8)]
+        for first in range(8):
+            for limit in range(1, 9 * each, each // 3):
+                found = await stream.commits_between(first, 8, **{kind: limit})
+                count = -(-limit // each)
+                assert found == commits[first : first + count], (first, limit)
+
+    run(scenario())

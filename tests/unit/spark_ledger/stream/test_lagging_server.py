@@ -1,0 +1,151 @@
+"""A metadata server that lags: where an old answer would do harm, the newest is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+import pytest
+
+from spark_ledger.errors import DataLossError
+from spark_ledger.metadata.base import Operation
+from spark_ledger.stream.catalog import StreamCatalog
+from spark_ledger.stream.model import Commit, Retention
+from spark_ledger.stream.ranges import ranges_between
+from spark_ledger.stream.retention.reclaim import LiveNames
+from spark_ledger.stream.stream import Stream
+from spark_ledger.types import Versioned
+from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
+from tests.unit.spark_ledger.stream.packs.test_packs import freed, optimize, write, written
+from tests.unit.spark_ledger.stream.packs.world import ClosedDeletions
+from tests.unit.spark_ledger.stream.world import (
+    SCHEMA,
+    another,
+    loose,
+    numbers,
+    root_of,
+    run,
+    small_manifests,
+    table,
+)
+
+
+async def behind(ledgers: FakeLedgers, *nodes: str) -> Stream:
+    """A handle whose server knows nothing newer of these nodes of the stream, unless it is asked
+    for the latest."""
+    stream = await another(ledgers)[1].open("s")
+    store = stream._nodes.store
+    old = {path: await store.get(path) for path in (f"streams/s/{node}" for node in nodes)}
+    inner = store.get
+
+    async def get(path: str) -> Versioned[bytes]:
+        return old[path] if path in old else await inner(path)
+
+    store.get = get  # type: ignore[method-assign]
+    return stream
+
+
+async def one_by_one(stream: Stream) -> list[Commit]:
+    return [await stream.commit(number) for number in range(20)]
+
+
+async def by_segment(stream: Stream) -> list[Commit]:
+    return [await stream.commit_at(number) for number in range(20)]
+
+
+@pytest.mark.parametrize("look", [one_by_one, by_segment, lambda s: s.commits(0, 20)])
+@pytest.mark.parametrize("known", [0, 5])
+def test_commits_that_were_sealed_since_are_found(
+    look: Callable[[Stream], Awaitable[list[Commit]]], known: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_manifests(monkeypatch)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
+        commits = []
+        for number in range(20):
+            if number == known:
+                reader = await behind(ledgers, "manifests")
+            commits.append(await stream.commit_segments([loose()]))
+            await stream._committer.sealer.close()
+        assert root_of(ledgers).sealed == 18 and len(root_of(ledgers).levels) > 2
+        assert await look(reader) == commits
+
+    run(scenario())
+
+
+def test_rows_that_were_packed_since_are_read_from_their_pack() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await written(ledgers)
+        await optimize(stream)
+        reader = await behind(ledgers, "packs")
+        await write(stream, range(6, 12))
+        head = await stream.head()
+        ranges = ranges_between(await stream.commits(0, 12), head.earliest, head.end)
+        await optimize(stream)
+        await freed(stream, ledgers)
+        found = [each.batch async for each in reader.read_ranges(ranges)]
+        assert [n for batch in found for n in batch.column("n").to_pylist()] == list(range(24))
+
+    run(scenario())
+
+
+def test_handle_sees_what_it_has_committed() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        await StreamCatalog(ledgers).create("s", SCHEMA)
+        stream = await behind(ledgers, "head")
+        for number in range(3):
+            await stream.append(table(number))
+            assert (await stream.head()).next_commit == number + 1
+        assert await numbers(stream.read()) == [0, 1, 2]
+
+    run(scenario())
+
+
+def test_ledger_that_a_commit_names_while_it_is_given_back_stays() -> None:
+    """The second look sees that commit, which the first did not (rule T17)."""
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        await ledgers.store.create("keeper", b"")
+        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
+        commits = []
+        for number in range(3):
+            writer = stream.writer()
+            await writer.write(table(number))
+            commits.append(await stream.commit_segments(await writer.finish()))
+            await writer.close()
+        await stream.retention.truncate((2,))
+        keeper = await behind(ledgers, "head")
+        change = keeper._nodes.store.transaction
+
+        async def after_a_commit(operations: Sequence[Operation]) -> None:
+            keeper._nodes.store.transaction = change  # type: ignore[method-assign]
+            await stream.commit_segments(commits[0].segments)
+            await change(operations)
+
+        keeper._nodes.store.transaction = after_a_commit  # type: ignore[method-assign]
+        reclaimer = keeper.retention.reclaimer(ClosedDeletions(ledgers), LiveNames())
+        await reclaimer.step(2)
+        named = {commits[n].segments[0].ledger_id for n in (0, 2)}
+        assert set(ledgers.ledgers) == named
+        assert await numbers((await another(ledgers)[1].open("s")).read()) == [2, 0]
+
+    run(scenario())
+
+
+def test_hold_of_rows_that_were_dropped_since_is_refused_and_withdrawn() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await StreamCatalog(ledgers).create("s", SCHEMA, retention=Retention(rows=9))
+        for _ in range(4):
+            await stream.commit_segments([loose()])
+        reader = await behind(ledgers, "head")
+        await stream.retention.truncate((2,))
+        with pytest.raises(DataLossError):
+            await reader.retention.hold("slow", (1,), for_s=60)
+        assert await stream.retention.holds() == []
+
+    run(scenario())
