@@ -105,6 +105,20 @@ def test_open_batch_of_any_run_is_its_frames_one_by_one(data: st.DataObject) -> 
 
 
 @every_digest
+@pytest.mark.parametrize("kept", [1, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + 1])
+@pytest.mark.parametrize("short", [{0}, {2}, {0, 1, 2}], ids=str)
+def test_frame_without_a_whole_head_is_damage(digest: Digest, kept: int, short: set[int]) -> None:
+    """Alone, beside whole ones, and where all have the same size."""
+    whole = frames_of(digest, [0, 0, 0])
+    for count in (1, 3):
+        frames = [f[:kept] if at in short else f for at, f in enumerate(whole[:count])]
+        run, damaged = run_of(frames), [at for at in sorted(short) if at < count]
+        batch, damage = open_batch(digest, run)
+        assert is_intact(digest, run) == (not damaged) == (damage is None)
+        assert len(batch or ()) == (damaged[0] if damaged else count)
+
+
+@every_digest
 @pytest.mark.parametrize("sizes", [[3, 0, 5], [4, 4, 4], [0, 0]], ids=str)
 def test_every_flipped_bit_of_a_run_is_found(digest: Digest, sizes: list[int]) -> None:
     whole = frames_of(digest, sizes)

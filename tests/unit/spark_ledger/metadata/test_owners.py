@@ -70,10 +70,11 @@ def test_owner_whose_session_is_lost_while_it_is_made_is_made_once_more(is_first
         tree = MemoryTree()
         store, other = tree.open_session(), tree.open_session()
         owner = Owner(store)
-        create, expirations = store.create, 2
+        create, expirations, creations = store.create, 2, 0
 
         async def create_and_expire(*args: Any, **kwargs: Any) -> None:
-            nonlocal expirations
+            nonlocal expirations, creations
+            creations += 1
             await create(*args, **kwargs)
             if expirations:
                 expirations -= 1
@@ -89,6 +90,9 @@ def test_owner_whose_session_is_lost_while_it_is_made_is_made_once_more(is_first
             store.expire()
             await until_alive(other, name)
         assert expirations == 0
+        made = creations
+        await asyncio.sleep(0.02)
+        assert creations == made, "then it is there, and nobody asks any more"
         await owner.close()
 
     asyncio.run(main())

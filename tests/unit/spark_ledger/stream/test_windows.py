@@ -53,6 +53,8 @@ def test_runs_are_by_ledger_in_order_of_entries_and_have_no_gaps() -> None:
         [(2, 0), (2, 1)],
         [(2, 3)],
     ]
+    beside = runs_of(parts((1, 4), (2, 5)))
+    assert [[p.segment.ledger_id for p in run] for run in beside] == [[1], [2]]
 
 
 def test_entries_of_a_window_are_cut_into_lists_of_a_chunk_in_stream_order() -> None:

@@ -6,6 +6,7 @@ import datetime
 import decimal
 import random
 import struct
+from contextlib import nullcontext
 from typing import Any
 
 import pyarrow as pa
@@ -195,6 +196,18 @@ def test_a_row_that_compresses_well_may_be_larger_than_an_entry() -> None:
     batch = pa.record_batch({"b": [b"y" * (2 * ENTRY_PAYLOAD_BYTES_MAX)]})
     ((payload, _),) = encode_all([batch], Compression.ZSTD, MIB)
     assert decode_entry(payload, batch.schema, "e").equals(batch)
+
+
+def test_a_row_that_compresses_too_well_to_be_read_again_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A reader takes sixteen times the bytes of an entry, and calls what holds more corrupt."""
+    monkeypatch.setattr(entries_module, "ENTRY_PAYLOAD_BYTES_MAX", 4096)
+    for size, is_refused in ((15 * 4096, False), (17 * 4096, True)):
+        made = encoder(pa.schema([("b", pa.binary())]), Compression.ZSTD)
+        with pytest.raises(EntryTooLargeError) if is_refused else nullcontext():
+            made.add(pa.record_batch({"b": [b"y" * size]}))
+            made.flush()
 
 
 def test_pieces_are_slices_that_add_up() -> None:
