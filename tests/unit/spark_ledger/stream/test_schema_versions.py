@@ -93,6 +93,18 @@ def test_batch_gets_the_version_that_has_its_columns() -> None:
     run(scenario())
 
 
+def test_new_columns_are_added_to_those_that_another_process_has_added_meanwhile() -> None:
+    async def scenario() -> None:
+        schemas, ledgers = await registry("a")
+        assert (await schemas.fit(schema("a"), merge=True)).schema_version == 0
+        _, others = another(ledgers)
+        await (await others.open("s")).merge_schema(schema("ab"))
+        fit = await schemas.fit(schema("ac"), merge=True)
+        assert (fit.schema_version, "".join(fit.schema.names), fit.is_new) == (2, "abc", True)
+
+    run(scenario())
+
+
 def test_columns_that_were_merged_once_are_refused_without_leave() -> None:
     """Of the same columns asked for last, the answer is not that of another question."""
 

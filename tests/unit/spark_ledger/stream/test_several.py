@@ -7,8 +7,10 @@ import random
 
 import pytest
 
+from spark_ledger.errors import NoSuchStreamError
 from spark_ledger.stream import several
 from spark_ledger.stream.catalog import StreamCatalog
+from spark_ledger.stream.model import StreamConfig
 from spark_ledger.stream.several import AppendedStreams, commit_to, wait_for_any
 from spark_ledger.stream.stream import Stream
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers, FakeWriter
@@ -86,6 +88,37 @@ def test_handle_of_a_stream_that_was_made_again_closes_its_ledger() -> None:
             assert ledger.closed
         await appended.close()
         assert all(each.closed for each in ledgers.ledgers.values())
+
+    run_in_virtual_time(test())
+
+
+def test_appends_that_find_a_stream_made_again_at_once_leave_no_ledger_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The slower one must not forget the handle that the other has opened since."""
+    refresh, waits_s = Stream.refresh, iter([0.0, 1.0])
+
+    async def one_later(self: Stream) -> StreamConfig:
+        try:
+            return await refresh(self)
+        except NoSuchStreamError:
+            await asyncio.sleep(next(waits_s))
+            raise
+
+    async def test() -> None:
+        ledgers = FakeLedgers()
+        streams = StreamCatalog(ledgers)
+        await streams.create("a", SCHEMA)
+        appended = AppendedStreams(streams)
+        await appended.append_to({"a": table(0)})
+        _, others = another(ledgers)
+        await others.delete("a")
+        await others.create("a", SCHEMA)
+        monkeypatch.setattr(Stream, "refresh", one_later)
+        await asyncio.gather(*(appended.append_to({"a": table(n)}) for n in (1, 2)))
+        await appended.close()
+        assert all(each.closed for each in ledgers.ledgers.values())
+        assert sorted(await numbers((await others.open("a")).read())) == [1, 2]
 
     run_in_virtual_time(test())
 
