@@ -69,12 +69,12 @@ def begin() -> Before:
     return Before(set(threading.enumerate()), _descriptors(), tasks)
 
 
-def end(before: Before) -> list[str]:
-    """A test has ended; what it left open, each once."""
+def end(before: Before, *, thread_ends_s: float = _THREAD_ENDS_S) -> list[str]:
+    """A test has ended; what it left open, each once. A thread that is there yet is waited for."""
     _look_at_portal(before)
     for thing, left in _made:
         _found.extend(left(thing))
-    _found.extend(_threads(before))
+    _found.extend(_threads(before, thread_ends_s))
     _found.extend(_files(before))
     _found.extend(_repair_locks())
     found = late()
@@ -219,7 +219,7 @@ class _AsyncioLog(logging.Handler):
 # -- the process -----------------------------------------------------------------------------------
 
 
-def _threads(before: Before) -> list[str]:
+def _threads(before: Before, ends_s: float) -> list[str]:
     """Threads that are still there, but for the portal's, and those that gRPC keeps."""
     late = [each for each in threading.enumerate() if each not in before.threads]
     found = []
@@ -229,7 +229,7 @@ def _threads(before: Before) -> list[str]:
         target = getattr(thread, "_target", None)
         if (getattr(target, "__module__", None) or "").startswith("grpc."):
             continue
-        thread.join(_THREAD_ENDS_S)
+        thread.join(ends_s)
         if thread.is_alive():
             found.append(f"thread {thread.name}")
     return found

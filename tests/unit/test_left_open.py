@@ -138,15 +138,12 @@ def test_nothing_is_said_where_all_has_ended() -> None:
     assert left_open.end(before) == []
 
 
-def test_thread_and_file_that_are_left_are_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(left_open, "_THREAD_ENDS_S", 0.01)
+def test_thread_and_file_that_are_left_are_said(tmp_path: Path) -> None:
     before, ends = left_open.begin(), threading.Event()
     thread = threading.Thread(target=ends.wait, name="journal")
     thread.start()
     file = (tmp_path / "entries").open("wb")
-    found = left_open.end(before)
+    found = left_open.end(before, thread_ends_s=0.0)
     file.close()
     ends.set()
     thread.join()

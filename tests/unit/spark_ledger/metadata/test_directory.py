@@ -390,7 +390,7 @@ def test_change_that_could_not_be_read_is_read_the_next_time() -> None:
         return failed
 
     failing = 1
-    while asyncio.run(scenario(failing)):
+    while run_in_virtual_time(scenario(failing)):
         failing += 1
     assert failing > 3, "names of both states, and registrations"
 
