@@ -365,11 +365,17 @@ def test_missing_and_unknown_columns_are_named_as_spark_does(
         batch_write(monkeypatch, schema=StructType([StructField("b", LongType())]))
 
 
+@pytest.mark.parametrize(("option", "write_quorum"), [("writeQuorum", 5), ("ensembleSize", 3)])
 def test_stream_for_more_bookies_than_there_are_is_not_created(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    cluster: Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    option: str,
+    write_quorum: int,
 ) -> None:
-    with pytest.raises(NotEnoughBookiesError, match="ensembleSize = 5 and writeQuorum = 5") as told:
-        batch_write(monkeypatch, [1], options={"writeQuorum": "5"})
+    said = f"ensembleSize = 5 and writeQuorum = {write_quorum}"
+    with pytest.raises(NotEnoughBookiesError, match=said) as told:
+        batch_write(monkeypatch, [1], options={option: "5"})
     assert "needs 5 bookies, and 3 take writes" in str(told.value)
     assert len(caplog.records) == 1 and sum(cluster.clock.pauses) <= RETRY_IN_TASK_S
     assert cluster.outside.list_streams() == []

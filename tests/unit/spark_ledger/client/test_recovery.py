@@ -270,6 +270,37 @@ def test_recovery_whose_bookies_stay_busy_ends_with_an_error() -> None:
     run_virtually(test, bookies=5)
 
 
+def test_recovery_is_as_patient_with_a_busy_bookie_after_a_long_wait_for_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wait_for_room = found_entries.FoundEntries.wait_for_room
+
+    async def wait_long(self: found_entries.FoundEntries, *lane: Any) -> None:
+        await asyncio.sleep(3.0)
+        await wait_for_room(self, *lane)
+
+    monkeypatch.setattr(found_entries.FoundEntries, "wait_for_room", wait_long)
+
+    async def test(world: World) -> None:
+        writer = await left_open(await world.client(explicit_lac_delay_s=100.0), (3, 3, 2))
+        other = await world.client(read_timeout_s=2.0)
+        honest, refused = other.context.transport.read, set[BookieId]()
+
+        async def read(bookie_id: BookieId, *args: Any, **options: Any) -> Any:
+            if bookie_id not in refused:
+                refused.add(bookie_id)
+                yield ReadChunk(BookieStatus.TOO_MANY_REQUESTS, None, args[1], "busy")
+                return
+            async for chunk in honest(bookie_id, *args, **options):
+                yield chunk
+
+        other.context.transport.read = read  # type: ignore[method-assign]
+        reader = await other.open_ledger(writer.ledger_id, recover=True)
+        assert refused and reader.last_add_confirmed == len(PAYLOADS) - 1
+
+    run_virtually(test, bookies=3)
+
+
 @pytest.mark.parametrize("busy", [False, True])
 @pytest.mark.parametrize("quorums", [(1, 1, 1), (3, 3, 2), (5, 3, 2), (4, 2, 1)])
 def test_recovery_whose_bookies_store_slowly_holds_no_more_than_its_bound(
