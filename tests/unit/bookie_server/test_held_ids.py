@@ -43,6 +43,17 @@ def test_counter_that_is_not_behind_stays_as_it_is(before: int, held_below: int)
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("lost", [1, 2, 100])
+def test_counter_that_lost_ids_is_raised_above_them(lost: int) -> None:
+    async def main() -> None:
+        store = MemoryMetadataStore(MemoryTree())
+        await raise_counter(store, 5)
+        await pass_over_held_ids(store, lambda: 5 + lost)
+        assert await next_counted(store) >= 5 + lost + RESTORED_IDS_SKIPPED
+
+    asyncio.run(main())
+
+
 def test_counter_that_cannot_be_reached_is_not_passed_over_in_silence() -> None:
     async def main() -> None:
         away = MemoryMetadataStore(
