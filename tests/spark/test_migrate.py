@@ -92,7 +92,7 @@ def test_migration_copies_each_record_once_and_proves_it(
 
 def test_proof_tells_a_null_from_a_value_in_another_column(spark: Any) -> None:
     """Spark's hash passes over nulls: (null, x) and (x, null) have the same one."""
-    plain = {name: "CAST(NULL AS BINARY)" for name in migrate.COPIED}
+    plain = dict.fromkeys(migrate.COPIED, "CAST(NULL AS BINARY)")
     plain[migrate.PARTITION] = "0"
     first, second = migrate.COPIED[:2]
     sums = {
