@@ -104,10 +104,8 @@ def nothing_left_open(request: pytest.FixtureRequest) -> Iterator[None]:
     before = left_open.begin()
     yield
     marks = list(request.node.iter_markers("leaves_open"))
-    if any("thread" in mark.args for mark in marks):
-        found = left_open.end(before, thread_ends_s=0.0)
-    else:
-        found = left_open.end(before)
+    leaves_thread = any("thread" in mark.args for mark in marks)
+    found = left_open.end(before, waits=not leaves_thread)
     left = left_open.unexcused(found, marks)
     if left and request.session.testsfailed == failed:
         pytest.fail("left open: " + "; ".join(left), pytrace=False)

@@ -69,12 +69,12 @@ def begin() -> Before:
     return Before(set(threading.enumerate()), _descriptors(), tasks)
 
 
-def end(before: Before, *, thread_ends_s: float = _THREAD_ENDS_S) -> list[str]:
-    """A test has ended; what it left open, each once. A thread that is there yet is waited for."""
+def end(before: Before, *, waits: bool = True) -> list[str]:
+    """A test has ended; what it left open, each once. ``waits``: for threads that may yet end."""
     _look_at_portal(before)
     for thing, left in _made:
         _found.extend(left(thing))
-    _found.extend(_threads(before, thread_ends_s))
+    _found.extend(_threads(before, _THREAD_ENDS_S if waits else 0.0))
     _found.extend(_files(before))
     _found.extend(_repair_locks())
     found = late()

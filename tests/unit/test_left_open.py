@@ -143,7 +143,7 @@ def test_thread_and_file_that_are_left_are_said(tmp_path: Path) -> None:
     thread = threading.Thread(target=ends.wait, name="journal")
     thread.start()
     file = (tmp_path / "entries").open("wb")
-    found = left_open.end(before, thread_ends_s=0.0)
+    found = left_open.end(before, waits=False)
     file.close()
     ends.set()
     thread.join()
