@@ -17,6 +17,9 @@ export PYSPARK_DRIVER_PYTHON := $(BIN)/python
 export SPARK_LOCAL_IP := 127.0.0.1
 export PATH := $(BIN):$(PATH)
 
+# Tests start some thousand processes: without files of compiled modules each compiles all it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 

@@ -180,9 +180,9 @@ def check_checkpoint(job: Job) -> None:
             last = stream.last_transaction(job.name)
     except NoSuchStreamError:
         return
-    folder = Path(job.checkpoint.removeprefix("file://"))
-    is_local = "://" not in str(folder)
-    if last is not None and is_local and not (folder / "offsets").is_dir():
+    folder = job.checkpoint.removeprefix("file://")
+    is_local = "://" not in folder  # and a Path would make one slash of the two
+    if last is not None and is_local and not Path(folder, "offsets").is_dir():
         raise ConflictError(
             f"stream {job.stream!r} has records of this migration, of which the checkpoint "
             f"{job.checkpoint} knows nothing: give the checkpoint of then, or another stream"

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
-from connector.migrate import Job, parse, show
+from connector.migrate import Job, check_checkpoint, parse, show
+from spark_ledger.errors import ConflictError
+from tests.unit.connector.world import Cluster, cluster, table
+
+__all__ = ["cluster"]
 
 BASE = ("--metadata", "zk://h/l", "--stream", "s", "--checkpoint", "c")
 
@@ -42,3 +47,28 @@ def test_report_is_two_lines_or_one_of_json(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out == "stream s: 4 records, 1 of this run\nNOT PROVED\n"
     show(report, as_json=True)
     assert json.loads(capsys.readouterr().out) == report
+
+
+@pytest.mark.parametrize("made", ["", "offsets/old", "c/commits", "c/offsets.old/0"])
+def test_checkpoint_that_is_not_of_the_migration_is_refused_once_the_stream_has_its_records(
+    cluster: Cluster, tmp_path: Path, made: str
+) -> None:
+    """Its first micro-batches would be taken for those of then, and their records left out. Also
+    an empty folder, as somebody makes it who has lost the old one."""
+    job = parse(["--metadata", "zk://h/l", "--stream", "s", "--files", "f",
+                 "--checkpoint", f"file://{tmp_path}/c"])[0]  # fmt: skip
+    check_checkpoint(job)  # there is no such stream yet
+    stream = cluster.create(1)
+    (tmp_path / made).mkdir(parents=True, exist_ok=True)
+    check_checkpoint(job)  # it has no record of the migration
+    stream.append(table(2), sink_id=job.name, transaction_id=0)
+    with pytest.raises(ConflictError, match="of which the checkpoint"):
+        check_checkpoint(job)
+    (tmp_path / "c" / "offsets").mkdir(parents=True)
+    check_checkpoint(job)
+
+
+def test_checkpoint_that_is_elsewhere_is_not_looked_for(cluster: Cluster) -> None:
+    job = parse([*BASE[:-1], "s3a://bucket/c", "--files", "f"])[0]
+    cluster.create().append(table(2), sink_id=job.name, transaction_id=0)
+    check_checkpoint(job)

@@ -62,6 +62,21 @@ async def test_message_that_costs_more_than_is_left_of_a_share_waits() -> None:
 
 
 @on_loop
+async def test_connection_with_nothing_in_flight_is_read_whatever_its_next_message_costs() -> None:
+    """A message that is larger than a share would never come, for as long as others flood."""
+    shares = AppendShares(16 * MIB)
+    for number in range(8):
+        shares.began(f"flood-{number}", 2 * MIB)
+    await shares.wait("quiet", 3 * MIB)
+    shares.began("quiet", 3 * MIB)
+    waits = asyncio.ensure_future(shares.wait("quiet", 1))
+    await settle()
+    assert not waits.done(), "the second one is beyond its share"
+    shares.ended("quiet", 3 * MIB)
+    await waits
+
+
+@on_loop
 async def test_connection_alone_has_the_whole_bound() -> None:
     shares = AppendShares(16 * MIB)
     for _number in range(16):

@@ -44,6 +44,29 @@ def test_all_who_ask_meanwhile_share_the_next_answer(monkeypatch: pytest.MonkeyP
     asyncio.run(main())
 
 
+def test_answer_that_took_a_minute_does_not_keep_the_next_one_for_minutes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A disk stood still meanwhile, and now is when an operator wants the figures."""
+    monkeypatch.setattr(paced, "BOOKIE_ADMIN_PAUSE_S_MAX", 0.01)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        clock, passed = loop.time, [0.0]
+        monkeypatch.setattr(loop, "time", lambda: clock() + passed[0])
+
+        def make() -> float:
+            passed[0] += 60
+            return passed[0]
+
+        answers = Paced(make)
+        assert await answers.get() == 60
+        async with asyncio.timeout(110):  # fifty seconds behind the one that takes a minute
+            assert await answers.get() == 120
+
+    asyncio.run(main())
+
+
 def test_failure_is_told_to_those_who_asked_and_to_nobody_else() -> None:
     results: list[Exception | int] = [OSError("the disk"), 1]
 

@@ -8,7 +8,7 @@ import pytest
 
 from bookie_server.service.guard import nonsense
 from bookie_server.service.guard.nonsense import Nonsense
-from bookie_server.service.guard.strangers import Strangers
+from bookie_server.service.guard.strangers import Orders, Strangers
 from spark_ledger.limits import MIB
 from spark_ledger.limits.bookie import (
     BOOKIE_NONSENSE_BYTES_S,
@@ -139,6 +139,24 @@ def test_stranger_whose_message_became_whole_is_heard_at_once() -> None:
     assert orders.unmute == [some], "and what it sent was no waste"
     del held[other], held[some]
     assert strangers.look(held, set(), {other}, LATER_S).unmute == [other], "it was stored"
+
+
+def test_stranger_that_is_heard_now_and_then_is_ended_after_all() -> None:
+    """It waits since the first time: else it would hold its memory and its place for ever."""
+    strangers = Strangers()
+    early = halves(BOOKIE_STRANGERS_AT_ONCE, 15)
+    assert strangers.look(early | {"late": 15 * MIB}, set(), set(), LATER_S).mute == ["late"]
+    soon = LATER_S + 1
+    assert strangers.look({"late": 15 * MIB}, set(), set(early), soon).unmute == ["late"]
+
+    def beside_others(mib: int, now: float) -> Orders:
+        others = {f"other {n}": mib * MIB for n in range(BOOKIE_STRANGERS_AT_ONCE)}
+        return strangers.look(others | {"late": 16 * MIB}, set(), set(), now)
+
+    assert beside_others(17, soon + 1).mute == ["late"]
+    ends_at = LATER_S + BOOKIE_RECEIVE_S
+    assert not beside_others(34, ends_at - 0.1).hang_up
+    assert beside_others(51, ends_at).hang_up == ["late"]
 
 
 def test_strangers_are_heard_again_as_their_rate_allows() -> None:

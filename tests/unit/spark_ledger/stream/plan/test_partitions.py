@@ -148,6 +148,15 @@ def test_plan_keeps_both_limits_whatever_the_sizes(
             assert plan.size_bytes <= limits.max_bytes_per_partition or count == 1
 
 
+@pytest.mark.parametrize("entries", [PARTITIONS_MAX, PARTITIONS_MAX + 1, 5000])
+def test_plan_with_a_limit_too_small_for_its_size_has_larger_partitions(entries: int) -> None:
+    """Of entries of a KiB, and as much in a partition: no more than Spark's driver can start."""
+    made = commits(segment(0, (1,) * entries, entry_bytes=KIB))
+    plans = plan_partitions(ranges_between(made, Dlsn(0), Dlsn(1)), PlanLimits(1, KIB))
+    assert len(plans) == PARTITIONS_MAX
+    assert sum(plan.rows for plan in plans) == entries
+
+
 def test_plan_of_entries_near_the_limit_has_one_in_each_partition() -> None:
     """Entries of 202 KB and a limit of 256 KiB: two of them are too many."""
     made = commits(segment(0, (100,) * 10, entry_bytes=202_000), segment(1, (100,) * 14))
