@@ -49,14 +49,17 @@ def test_report_is_two_lines_or_one_of_json(capsys: pytest.CaptureFixture[str]) 
     assert json.loads(capsys.readouterr().out) == report
 
 
-@pytest.mark.parametrize("made", ["", "offsets/old", "c/commits", "c/offsets.old/0"])
+@pytest.mark.parametrize(
+    ("scheme", "made"),
+    [("file://", ""), ("file:", "offsets/old"), ("", "c/commits"), ("", "c/offsets.old/0")],
+)
 def test_checkpoint_that_is_not_of_the_migration_is_refused_once_the_stream_has_its_records(
-    cluster: Cluster, tmp_path: Path, made: str
+    cluster: Cluster, tmp_path: Path, scheme: str, made: str
 ) -> None:
     """Its first micro-batches would be taken for those of then, and their records left out. Also
     an empty folder, as somebody makes it who has lost the old one."""
     job = parse(["--metadata", "zk://h/l", "--stream", "s", "--files", "f",
-                 "--checkpoint", f"file://{tmp_path}/c"])[0]  # fmt: skip
+                 "--checkpoint", f"{scheme}{tmp_path}/c"])[0]  # fmt: skip
     check_checkpoint(job)  # there is no such stream yet
     stream = cluster.create(1)
     (tmp_path / made).mkdir(parents=True, exist_ok=True)
