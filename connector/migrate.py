@@ -180,7 +180,7 @@ def check_checkpoint(job: Job) -> None:
             last = stream.last_transaction(job.name)
     except NoSuchStreamError:
         return
-    folder = job.checkpoint.removeprefix("file://")
+    folder = job.checkpoint.removeprefix("file:")
     is_local = "://" not in folder  # and a Path would make one slash of the two
     if last is not None and is_local and not Path(folder, "offsets").is_dir():
         raise ConflictError(
