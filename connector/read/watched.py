@@ -61,7 +61,7 @@ def where(partition: InputPartition) -> str:
         span = partition.span
         return f" from {tuple(span.start)} to {tuple(span.end)}{_planned(span.reads)}"
     if isinstance(partition, SeveralPartition):
-        return "; ".join(f" of {name!r}{where(part)}" for name, part in partition.parts)
+        return ";".join(f" of {name!r}{where(part)}" for name, part in partition.parts)
     if isinstance(partition, LedgerPartition):
         entries = f", entries {partition.first_entry} to {partition.last_entry}"
         return f"{entries}{_planned(partition.reads)}"

@@ -8,10 +8,12 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from connector.compile_spark import main
+from connector.compile_spark import archives, main
+from spark_ledger.errors import ConfigurationError
 
 PACKAGE = "compiled_by_test"
 FILES = {
@@ -112,3 +114,39 @@ def test_archive_that_cannot_be_replaced_leaves_nothing_beside_it(
     monkeypatch.setattr(Path, "replace", full)
     assert main(["--spark-home", str(tmp_path)]) == 1
     assert list(archive.parent.iterdir()) == [archive] and archive.read_bytes() == before
+
+
+def test_source_that_is_another_one_now_is_compiled_again(
+    archive: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python takes a compiled file here without a look at its source: Spark was patched."""
+    main(["--spark-home", str(tmp_path)])
+    with zipfile.ZipFile(archive) as written:
+        members = {name: written.read(name) for name in written.namelist()}
+    members[f"{PACKAGE}/part.py"] = b"WHERE = 'patched'"
+    with zipfile.ZipFile(archive, "w") as written:
+        for name, content in members.items():
+            written.writestr(name, content)
+    assert imported_from(archive) == "part.pyc", "the former one"
+    capsys.readouterr()
+    assert main(["--spark-home", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{archive}: 1 files compiled\n"
+    assert imported_from(archive) == "patched"
+
+
+def test_archives_are_those_of_spark_and_of_py4j_beside_it(archive: Path, tmp_path: Path) -> None:
+    other = archive.with_name("py4j-0.10.9.9-src.zip")
+    for path in (other, archive.with_name("notes.zip"), archive.with_name("pyspark.zip.old")):
+        path.write_bytes(archive.read_bytes())
+    assert archives(str(tmp_path)) == [other, archive]
+
+
+def test_spark_of_the_environment_is_compiled_if_no_other_is_named(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[SimpleNamespace | None] = [SimpleNamespace(origin=str(tmp_path / "__init__.py"))]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found[0])
+    assert archives(None) == archives("") == [archive]
+    for found[0] in (None, SimpleNamespace(origin=None)):
+        with pytest.raises(ConfigurationError, match="no pyspark here: set SPARK_HOME"):
+            archives(None)

@@ -393,6 +393,8 @@ def test_trigger_limits() -> None:
         ({"ensembleSize": "2"}, (2, 2, 2)),
         ({"ensembleSize": "5"}, (5, 3, 2)),
         ({"writeQuorum": "4"}, (4, 4, 2)),
+        ({"writeQuorum": "2"}, (3, 2, 2)),
+        ({"ackQuorum": "1"}, (3, 3, 1)),
         ({"ensembleSize": "5", "writeQuorum": "3", "ackQuorum": "3"}, (5, 3, 3)),
     ],
 )

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from itertools import count
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,7 +14,17 @@ from connector.write import routed, writers
 from spark_ledger.client.caches import CacheSize
 from spark_ledger.client.counters import ClientCounters
 from spark_ledger.spark.reports import Report
-from tests.unit.connector.world import Cluster, Task, cluster, micro_batch, to_read
+from tests.unit.connector.world import (
+    ROWS,
+    Cluster,
+    Task,
+    cluster,
+    copied,
+    micro_batch,
+    table,
+    to_read,
+    to_write,
+)
 from tests.unit.connector.write import test_routed
 
 __all__ = ["cluster"]
@@ -23,14 +32,24 @@ __all__ = ["cluster"]
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Report]]:
-    """What listeners were sent: run and report. A commit takes two seconds."""
+    """What listeners were sent: run and report. A commit takes two seconds, and nothing else."""
     found: list[tuple[str, Report]] = []
+    now = [100.0]
+
+    def slow(kind: type) -> None:
+        commit = kind._commit  # type: ignore[attr-defined]
+
+        def slowly(self: Any, *given: Any) -> None:
+            commit(self, *given)
+            now[0] += 2
+
+        monkeypatch.setattr(kind, "_commit", slowly)
+
     for module in (writers, routed):
-        clock: Iterator[int] = count(step=2)
-        monkeypatch.setattr(
-            module, "time", SimpleNamespace(monotonic=lambda clock=clock: next(clock))
-        )
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
         monkeypatch.setattr(module, "send", lambda run, report: found.append((run, report)))
+    slow(writers.LedgerStreamWriter)
+    slow(routed.RoutedStreamWriter)
     monkeypatch.setattr(task_report, "send", lambda run, report: found.append((run, report)))
     return found
 
@@ -57,6 +76,28 @@ def test_commit_to_several_streams_tells_what_all_tasks_wrote_to_all_of_them(
     assert (report.entries, report.commit_seconds) == (3, 2.0)
 
 
+@pytest.mark.parametrize("route", [False, True])
+def test_task_that_writes_tells_all_entries_and_bytes_of_its_segments(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, told: list[tuple[str, Report]], route: bool
+) -> None:
+    monkeypatch.setattr(task_report, "TaskContext", Task(run="run"))
+    small = {"entryBytes": "1024"}
+    if route:
+        rows = [(name, row) for name in "xy" for row in range(1000)]
+        test_routed.micro_batch(monkeypatch, 0, rows, run="run", **small)
+    else:
+        monkeypatch.setattr(writers, "TaskContext", Task(run="run"))
+        writer = writers.LedgerStreamWriter(to_write(True, **small), ROWS, overwrite=False)
+        message = copied(writer).write(iter(table(*range(2000)).to_batches()))
+        copied(writer).commit([message], 0)
+    ((_, report),) = told
+    written = [cluster.stream(name).commit(0) for name in ("xy" if route else "s")]
+    segments = [segment for commit in written for segment in commit.segments]
+    assert len(segments) == len(written) and report.rows == 2000
+    assert report.entries == sum(each.entries for each in segments) > 5 * len(segments)
+    assert report.size_bytes == sum(each.size_bytes for each in segments)
+
+
 BEFORE = ClientCounters(*range(100, 108))
 AFTER = ClientCounters(*[number + 10**place for place, number in enumerate(range(100, 108))])
 
@@ -73,9 +114,11 @@ def test_report_has_what_was_done_since_its_task_began(
     monkeypatch.setattr(task_report, "TaskContext", Task(batch=7))
     caches = [CacheSize("one", 1, 3, 30), CacheSize("two", 2, 4, 40)]
     monkeypatch.setattr(task_report, "cache_sizes", lambda: caches)
+    clock = iter([100.0, 102.5])
+    monkeypatch.setattr(task_report, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     watch = TaskWatch(to_read().connection)
     report = watch.report(kind, rows=4, entries=5, size_bytes=6)  # type: ignore[arg-type]
-    assert (report.batch_id, report.kind, report.rows) == (7, kind, 4)
+    assert (report.batch_id, report.kind, report.rows, report.seconds) == (7, kind, 4, 2.5)
     assert (report.entries, report.size_bytes) == (entries, size_bytes)
     assert (report.requests, report.failovers, report.speculative_reads) == (1, 10, 100)
     assert report.ensemble_changes == 100_000
@@ -117,3 +160,7 @@ def test_line_on_a_task_names_what_went_wrong_and_nothing_else(
     assert "4 failovers" in second and "5 speculative reads" in second
     assert second.endswith("6 ensemble changes")
     assert capsys.readouterr().err == second + "\n"
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        log_task("stream 's'", "", well.__replace__(batch_id=0), to_stderr=False)
+    assert caplog.records[0].getMessage().startswith("stream 's': batch 0 task 2.1 read")

@@ -77,6 +77,8 @@ def test_retry_transient_with_unknown_outcome_repeats_only_idempotent_calls(cloc
     with pytest.raises(OutcomeUnknownError):
         retry_transient(Flaky(error), "asking")
     assert retry_transient(Flaky(error), "asking", idempotent=True) == 7
+    both = Flaky(MetadataUnavailableError("gone"), error, MetadataUnavailableError("gone"))
+    assert retry_transient(both, "asking", idempotent=True) == 7
 
 
 def test_retry_transient_with_permanent_error_raises_at_once(clock: Clock) -> None:

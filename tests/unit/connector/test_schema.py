@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as spark
@@ -10,6 +12,7 @@ from connector.schema import (
     METADATA_TYPE,
     arrow_schema_of,
     check_declared,
+    check_declared_of_several,
     read_schema,
     spark_schema_of,
     why_refused,
@@ -57,6 +60,8 @@ def test_schema_that_was_converted_before_is_known_and_one_that_grew_is_not() ->
     for other in ("B", "c"):
         renamed = spark.StructType([given.fields[0], field(other, spark.StringType())])
         assert arrow_schema_of(renamed).names == ["a", other]
+    noted = spark.StructType([spark.StructField("a", spark.LongType(), True, {"comment": "why"})])
+    assert arrow_schema_of(noted).field("a").metadata, "the comment is this one's"
     for n in range(20):
         arrow_schema_of(spark.StructType([field(f"x{n}", spark.LongType())]))
     assert arrow_schema_of(spark.StructType([field("a", spark.LongType())])).equals(stored)
@@ -133,6 +138,49 @@ def test_declared_schema_that_cannot_be_delivered_is_refused() -> None:
         check(field("a", spark.MapType(spark.StringType(), spark.StringType())))
     with pytest.raises(SchemaMismatchError, match="'_ledger' must be"):
         check(field("_ledger", spark.LongType()), include_metadata=True)
+
+
+OF_SEVERAL = spark.StructType([field("stream", spark.StringType()), *METADATA_TYPE.fields])
+
+
+@pytest.mark.parametrize(
+    ("declared", "include_metadata", "told"),
+    [
+        ((field("_ledger", OF_SEVERAL), field("B", spark.LongType())), True, ""),
+        ((field("_ledger", METADATA_TYPE),), True, "stream 'x': the declared type of '_ledger'"),
+        ((field("_ledger", OF_SEVERAL),), False, "none of the streams has a column '_ledger'"),
+        ((field("c", spark.LongType()),), True, "none of the streams has a column 'c'"),
+        ((field("a", spark.IntegerType()),), True, "stream 'y': column 'a' is stored as bigint"),
+    ],
+)
+def test_schema_declared_for_several_streams_is_checked_against_each_and_all(
+    declared: tuple[spark.StructField, ...], include_metadata: bool, told: str
+) -> None:
+    """A column that one has is null in the rows of the others; one that none has is a mistake."""
+    check_declared_of_several(
+        spark.StructType([]), {}, include_metadata=include_metadata, subject="streams"
+    )
+    schemas = {
+        "x": pa.schema([("a", pa.int32())]),
+        "y": pa.schema([("a", pa.int64()), ("b", pa.int64())]),
+    }
+    with pytest.raises(SchemaMismatchError, match=told) if told else nullcontext():
+        check_declared_of_several(
+            spark.StructType(list(declared)),
+            schemas,
+            include_metadata=include_metadata,
+            subject="streams",
+        )
+
+
+def test_column_that_a_merge_would_add_is_at_no_fault() -> None:
+    stored = spark.StructType([field("a", spark.LongType())])
+    wider = spark.StructType([*stored.fields, field("b", spark.LongType())])
+    assert why_refused(stored, wider, merge=True) is None
+    renamed = spark.StructType([field("A", spark.LongType())])
+    inner = [spark.StructType([field("x", each)]) for each in (stored, renamed)]
+    assert why_refused(*inner, merge=False) is None, "names match in any case"
+    assert "'b' of type bigint is not in" in (why_refused(stored, wider, merge=False) or "")
 
 
 @pytest.mark.parametrize("first_is_null", [True, False])

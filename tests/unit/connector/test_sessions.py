@@ -130,6 +130,20 @@ def test_stream_made_again_is_opened_again_by_its_id(cluster: Cluster) -> None:
     assert sessions.fresh_stream(options, "s").config.stream_id == after
 
 
+def test_writer_is_of_the_stream_that_the_task_was_told_and_of_no_later_one(
+    cluster: Cluster,
+) -> None:
+    """Its rows fit the schemas of the former one only, and its commit would name it (rule T7)."""
+    options = connection_options()
+    before = cluster.create(1).config.stream_id
+    after = cluster.create(2).config.stream_id
+    for _ in range(2):
+        with pytest.raises(NoSuchStreamError, match="deleted and created again"):
+            segment_writer(options, before)
+        kept = segment_writer(options, after)
+    assert kept is segment_writer(options, after)
+
+
 def test_writer_of_a_deleted_stream_is_closed_and_not_used_for_the_new_one(
     cluster: Cluster,
 ) -> None:
@@ -198,6 +212,22 @@ def test_writers_of_as_many_streams_as_a_commit_takes_keep_their_ledgers(cluster
 
     writers = [use(name) for name in names]
     assert [use(name) for name in names] == writers
+
+
+def test_streams_with_writers_are_kept_up_to_their_bound(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that goes too early begins a new ledger in each micro-batch."""
+    monkeypatch.setattr(sessions, "STREAM_WRITERS_MAX", 4)
+    monkeypatch.setattr(sessions, "STREAM_HANDLES_MAX", 2)
+    options, kept = connection_options(), []
+    names = [f"s{number}" for number in range(7)]
+    for name in names:
+        stream_id = cluster.create(name=name).config.stream_id
+        sessions.segment_writer(options, name, stream_id, compression=None, entry_bytes=None)
+        kept.append(list(sessions._session(options).streams))
+    # A handle has no writer yet when it is opened; so one more has one.
+    assert kept == [names[max(0, at - 4) : at + 1] for at in range(7)]
 
 
 def test_stream_handles_kept_are_those_used_last_and_one_in_use_goes_on(

@@ -10,6 +10,7 @@ import pytest
 
 from connector.read.stream_source import StreamSource
 from spark_ledger.errors import DataLossError
+from spark_ledger.stream.model import Head
 from spark_ledger.types import Dlsn
 from tests.unit.connector.fakes import FakeStream
 from tests.unit.connector.read.test_stream_source import Clock, offset, source
@@ -59,6 +60,35 @@ def test_lost_rows_end_the_query_though_truncated_ones_may_be_left_out(
     assert loses.looks == truncations + 1, "one more for each truncation"
 
 
+@pytest.mark.parametrize("look", _LOOKS)
+def test_rows_truncated_between_two_looks_at_the_head_are_left_out(
+    stream: FakeStream,
+    monkeypatch: pytest.MonkeyPatch,
+    look: Callable[[StreamSource], object],
+) -> None:
+    """What is compared is the head by which the commits were chosen, and not one read since."""
+    head, commits = stream.head, stream.commits_between
+    heads: list[Head] = []
+
+    def overtaken() -> Head:
+        heads.append(head())
+        if len(heads) == 1:
+            stream.truncate(Dlsn(3))
+        return heads[-1]
+
+    def commits_between(first: int, end: int) -> Any:
+        if first < head().earliest.segment:
+            raise DataLossError(f"segment {first} was truncated")
+        return commits(first, end)
+
+    reader = source(stream, maxRowsPerTrigger="99", failOnDataLoss="false")
+    monkeypatch.setattr(stream, "wait_for_commit", lambda **_how: None)
+    monkeypatch.setattr(stream, "head", overtaken)
+    monkeypatch.setattr(stream, "commits_between", commits_between)
+    assert look(reader)
+    assert heads[0].earliest == Dlsn(0) and heads[-1].earliest == Dlsn(3)
+
+
 def test_truncation_is_warned_of_once_for_each_position(
     stream: FakeStream, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -82,6 +112,16 @@ def test_ending_position_that_was_truncated_asks_for_no_commit(
     reader = source(stream, endingPosition=end)
     assert reader.final_offset() in (offset(0), offset(0, 1))
     assert not stream.fetches
+
+
+@pytest.mark.parametrize(
+    "end", ['{"segment": 0, "entry": 2}', '{"segment": 0, "entry": 1, "slot": 1}', '{"segment": 1}']
+)
+def test_ending_position_has_one_spelling_and_is_no_end_before_its_start(
+    stream: FakeStream, end: str
+) -> None:
+    reader = source(stream, startingPosition='{"segment": 1}', endingPosition=end)
+    assert reader.final_offset() == reader.initial_offset() == offset(1)
 
 
 @pytest.mark.parametrize("left_s", [1 / 4096, 1e-6])

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from itertools import count
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from connector.kafka_columns import KAFKA_SCHEMA, kafka_schema
+from connector.kafka_columns import HEADERS, KAFKA_SCHEMA, kafka_schema
 from connector.options import read_options
 from connector.read.readers import LedgerBatchReader
+from connector.read.several_source import SeveralSource
 from connector.read.source import stored_schema
 from spark_ledger.errors import ConfigurationError, SchemaMismatchError
 from spark_ledger.types import Dlsn
@@ -97,6 +99,23 @@ def test_own_time_of_a_row_wins_over_that_of_its_commit(cluster: Cluster) -> Non
     assert rows()[2]["timestamp"] == AT
 
 
+def test_type_of_the_time_is_the_stream_s_own_where_the_time_is(cluster: Cluster) -> None:
+    """Migrated records have both; a time of the append that was copied is none of the writer."""
+    columns: dict[str, pa.DataType] = {
+        "value": pa.binary(),
+        "timestamp": pa.timestamp("us", tz="UTC"),
+        "timestampType": pa.int32(),
+    }
+    schema = pa.schema(columns)
+    stream = cluster.outside.create_stream("s", schema)
+    times = [AT, AT, AT, None, None]
+    given = {"value": [b"v"] * 5, "timestamp": times, "timestampType": [1, 0, None, 0, None]}
+    stream.append(pa.table(given, schema=schema))
+    found = rows()
+    assert [row["timestampType"] for row in found] == [1, 0, 0, 1, 1]
+    assert [row["timestamp"] == AT for row in found] == [True, True, True, False, False]
+
+
 def test_headers_come_last_and_only_where_asked_for(cluster: Cluster) -> None:
     header = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
     schema = pa.schema({"headers": pa.list_(header), "value": pa.binary()})
@@ -109,6 +128,13 @@ def test_headers_come_last_and_only_where_asked_for(cluster: Cluster) -> None:
     cluster.outside.delete_stream("s")
     cluster.outside.create_stream("s", TEXT).append(texts("a"))
     assert rows(includeHeaders="true")[0]["headers"] is None
+
+
+def test_columns_of_the_stream_are_found_in_any_case(cluster: Cluster) -> None:
+    schema = pa.schema({"KEY": pa.string(), "Value": pa.string()})
+    stream = cluster.outside.create_stream("s", schema)
+    stream.append(pa.table({"KEY": ["a"], "Value": ["a0"]}, schema=schema))
+    assert [(row["key"], row["value"]) for row in rows()] == [(b"a", b"a0")]
 
 
 def test_topic_is_the_stream_of_each_row(cluster: Cluster) -> None:
@@ -132,6 +158,28 @@ def test_stream_of_other_columns_is_refused_by_name(
     cluster.outside.create_stream("s", pa.schema(columns))
     with pytest.raises(SchemaMismatchError, match=sentence):
         rows()
+
+
+def test_column_of_headers_counts_only_where_headers_are_asked_for(cluster: Cluster) -> None:
+    schema = pa.schema({"value": pa.string(), "headers": pa.string()})
+    stream = cluster.outside.create_stream("s", schema)
+    stream.append(pa.table({"value": ["a"], "headers": ["b"]}, schema=schema))
+    assert [row["value"] for row in rows()] == [b"a"]
+    with pytest.raises(SchemaMismatchError, match="column 'headers' is string"):
+        rows(includeHeaders="true")
+    with pytest.raises(SchemaMismatchError, match="column 'headers' cannot be declared"):
+        rows(StructType([KAFKA_SCHEMA["value"], HEADERS]))
+
+
+def test_stream_that_joins_without_a_value_is_refused_by_name(cluster: Cluster) -> None:
+    cluster.outside.create_stream("s1", TEXT).append(texts("a0"))
+    given = {"metadata": "zk://h/l", "includeMetadata": "kafka", "streamPattern": "s."}
+    checked = read_options(given, streaming=True)
+    found = SeveralSource(checked, stored_schema(checked), clock=count(step=60).__next__)
+    start = found.initial_offset()
+    cluster.outside.create_stream("s2", pa.schema({"key": pa.string()}))
+    with pytest.raises(SchemaMismatchError, match="stream 's2' has no column 'value'"):
+        found.latest_offset(start, unlimited=True)
 
 
 def test_declared_schema_may_leave_columns_out_but_not_change_them(cluster: Cluster) -> None:

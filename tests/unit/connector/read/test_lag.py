@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -70,6 +71,30 @@ def test_newest_offset_says_what_waits_behind_the_planned_micro_batch(stream: Fa
         "bytesBehind": 0,
         "millisBehind": 0,
     }
+
+
+def test_newest_offset_counts_the_rows_of_the_newest_micro_batch(stream: FakeStream) -> None:
+    """Where several streams are read, Spark counts the rows of all of them together."""
+    reader = source(stream)
+    ends = [Dlsn(0), Dlsn(0, 1), Dlsn(1, 1), Dlsn(1, 1), Dlsn(3)]
+    found = []
+    for start, end in pairwise(ends):
+        reader.ended_at(start, end)
+        newest = report(reader)
+        found.append((newest["batchRows"], newest["rowsBehind"]))
+    assert found == [(3, 17), (9, 8), (0, 8), (8, 0)]
+
+
+def test_newest_offset_reads_no_commit_that_the_trigger_has_not_read() -> None:
+    """Spark asks after each micro-batch, also of a query that is a day behind."""
+    stream = FakeStream()
+    for _ in range(3000):
+        stream.grow((1,))
+    reader = source(stream, maxRowsPerTrigger="9")
+    reader.latest_offset(offset(0), unlimited=False)
+    fetched = len(stream.fetches)
+    assert report(reader)["rowsBehind"] == 2991
+    assert len(stream.fetches) == fetched
 
 
 def test_newest_offset_of_a_query_behind_a_truncation_counts_what_is_left(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from connector.options import read_options
@@ -215,6 +217,42 @@ def test_minimum_rows_hold_in_each_trigger_until_the_delay(clock: Clock) -> None
     ledger.sizes += [1]
     clock.now += 60
     assert drain(reader, offset(9)) == [10]
+
+
+@pytest.mark.parametrize(("waited_s", "pause_s"), [(0.0, 1.0), (59.0, 1.0), (59.75, 0.25)])
+def test_trigger_with_too_few_entries_waits_no_longer_than_its_delay(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, waited_s: float, pause_s: float
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(ledger_source, "POLL_WAIT_S", 1.0)
+    reader = source(Ledger(1), clock, minRowsPerTrigger="3", maxTriggerDelay="60s")
+    monkeypatch.setattr(ledger_source, "time", SimpleNamespace(sleep=slept.append))
+    clock.now += waited_s
+    assert reader.latest_offset(offset(0), unlimited=False) == offset(0)
+    assert slept == [pause_s]
+
+
+def test_trigger_without_news_takes_what_comes_while_it_waits(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = Ledger(1)
+    reader = source(ledger, clock)
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        ledger.sizes += [1, 1]
+
+    monkeypatch.setattr(ledger_source, "time", SimpleNamespace(sleep=sleep))
+    assert reader.latest_offset(offset(0), unlimited=False) == offset(1)
+    assert slept == [], "there was news"
+    assert reader.latest_offset(offset(1), unlimited=False) == offset(3)
+    assert len(slept) == 1
+
+
+def test_trigger_that_takes_all_waits_for_no_least_entries(clock: Clock) -> None:
+    reader = source(Ledger(1, 1, 1), clock, minRowsPerTrigger="100", maxRowsPerTrigger="200")
+    assert reader.latest_offset(offset(0), unlimited=True) == offset(3)
 
 
 def test_lag_counts_the_entries_behind_the_micro_batch(clock: Clock) -> None:

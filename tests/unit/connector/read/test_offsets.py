@@ -9,6 +9,7 @@ import pytest
 from connector.read.offsets import (
     ledger_offset,
     ledger_position,
+    offsets_by_stream,
     several_offset,
     stream_offset,
     stream_position,
@@ -57,6 +58,29 @@ def test_offset_of_several_streams_has_one_spelling_whoever_was_served_first() -
     offsets = {name: stream_offset(Dlsn(1), name) for name in "ab"}
     turned = {name: offsets[name] for name in "ba"}
     assert json.dumps(several_offset(offsets)) == json.dumps(several_offset(turned))
+
+
+def test_offsets_of_several_streams_come_back_as_they_were() -> None:
+    offsets = {name: stream_offset(Dlsn(1, 2, 3), name) for name in "ab"}
+    back = json.loads(json.dumps(several_offset(offsets)))
+    assert offsets_by_stream(back) == offsets
+    assert offsets_by_stream(offsets["a"]) is None, "it is of one stream"
+
+
+@pytest.mark.parametrize(
+    "offset",
+    [
+        {"streams": 5},
+        {"streams": {"a": 5}},
+        {"streams": {"a": {"entry": 0, "segment": 0}, "b": {"entry": 0, "ledger": 9}}},
+        {"streams": {"a": {"entry": 0, "segment": -1}}},
+        {"streams": {}, "x": 1},
+        {"entry": 4, "ledger": 9},
+    ],
+)
+def test_offset_of_no_streams_is_refused(offset: dict[str, object]) -> None:
+    with pytest.raises(ConfigurationError, match="use a new checkpoint"):
+        offsets_by_stream(offset)
 
 
 def test_ledger_position_of_foreign_offset_is_refused() -> None:

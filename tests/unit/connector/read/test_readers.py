@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
-from pyspark.sql.types import StructType
+from pyspark.sql.types import LongType, StructField, StructType
 
-from connector.read import stream_source
+from connector.options import read_options
+from connector.read import readers, stream_source
 from connector.read.offsets import AnyOffset
 from connector.read.readers import LedgerBatchReader, LedgerStreamReader
 from connector.read.source import stored_schema
-from spark_ledger.errors import DataLossError, RetryableError
+from spark_ledger.errors import DataLossError, RetryableError, SchemaMismatchError
+from spark_ledger.limits.connector import RETRY_AT_START_S, RETRY_PAUSES_S, RETRY_S
 from spark_ledger.stream.catalog import StreamCatalog
 from tests.unit.connector.world import (
     ROWS,
@@ -129,12 +132,12 @@ def test_available_now_in_stream_made_again_ends_at_its_rows_of_then(
 
 def test_query_with_limits_gives_spark_a_limit(cluster: Cluster) -> None:
     cluster.create()
-    for options in (
-        {"maxRowsPerTrigger": "5"},
-        {"maxBytesPerTrigger": "5"},
-        {"minRowsPerTrigger": "5"},
+    for options, limit in (
+        ({"maxRowsPerTrigger": "5"}, 1),
+        ({"maxBytesPerTrigger": "5"}, 5),
+        ({"minRowsPerTrigger": "5"}, 1),
     ):
-        assert isinstance(Query(options=options).limit, ReadMaxBytes), options
+        assert Query(options=options).limit == ReadMaxBytes(limit), options
     assert isinstance(Query().limit, ReadAllAvailable)
 
 
@@ -250,6 +253,17 @@ def test_query_whose_stream_is_deleted_ends_or_waits_for_the_new_one(cluster: Cl
     assert cluster.clock.now > 200, "it has waited"
 
 
+def test_query_does_not_go_on_with_a_new_stream_of_other_columns(cluster: Cluster) -> None:
+    """Their rows would be null, although rows may be lost."""
+    cluster.create(1)
+    query = Query(options=LENIENT)
+    assert query.trigger() == [1]
+    cluster.outside.delete_stream("s")
+    cluster.outside.create_stream("s", pa.schema([("b", pa.int64())]))
+    with pytest.raises(SchemaMismatchError, match="stream 's' has no column 'a'"):
+        query.reader.latestOffset(query.at, query.limit)
+
+
 @pytest.mark.parametrize("made_again", [False, True], ids=["deleted", "made again"])
 def test_later_action_on_a_deleted_stream_fails_and_gives_no_old_rows(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, made_again: bool
@@ -356,3 +370,59 @@ def test_batch_read_is_a_snapshot_of_when_it_was_planned(cluster: Cluster) -> No
     partitions = reader.partitions()
     stream.append(table(3))
     assert values(b for p in partitions for b in copied(reader).read(copied(p))) == [1, 2]
+
+
+MISSPELT = StructType([*ROWS.fields, StructField("aa", LongType())])
+
+
+@pytest.mark.parametrize("given", [{}, {"streams": "s,t"}, {"streamPattern": ".*"}])
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda options: LedgerBatchReader(options(False), MISSPELT).partitions(),
+        lambda options: LedgerStreamReader(options(True), MISSPELT).initialOffset(),
+        lambda options: LedgerStreamReader(options(True), MISSPELT).partitions({}, {}),
+    ],
+    ids=["batch", "streaming", "planner"],
+)
+def test_column_that_there_is_not_is_refused_before_any_task_starts(
+    cluster: Cluster, ask: Callable[[Any], object], given: dict[str, str]
+) -> None:
+    """Else its rows would be null."""
+    for name in "st":
+        cluster.create(1, name=name)
+    named = {"metadata": "zk://h/l", **(given or {"stream": "s"})}
+    with pytest.raises(SchemaMismatchError, match=r"has (a|no) column 'aa'"):
+        ask(lambda streaming: read_options(named, streaming=streaming))
+
+
+def _away(*_given: object) -> Any:
+    raise RetryableError("no metadata server answers")
+
+
+@pytest.mark.parametrize(
+    ("ask", "budget_s"),
+    [
+        (lambda _: LedgerBatchReader(to_read(False), ROWS).partitions(), RETRY_AT_START_S),
+        (lambda _: LedgerStreamReader(to_read(), ROWS).initialOffset(), RETRY_AT_START_S),
+        (lambda query: query.trigger(), RETRY_S),
+    ],
+    ids=["batch", "first question", "running query"],
+)
+def test_store_that_does_not_answer_is_waited_for_less_at_the_start(
+    cluster: Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+    ask: Callable[[Query], object],
+    budget_s: float,
+) -> None:
+    """A running query that ends is dear; at the start it is more likely a wrong URI."""
+    cluster.create(1)
+    query = Query()
+    began = cluster.clock.now
+    monkeypatch.setattr(readers, "open_source", _away)
+    monkeypatch.setattr(
+        stream_source.StreamSource, "latest_offset", lambda *_given, **_how: _away()
+    )
+    with pytest.raises(RetryableError, match="no metadata server answers"):
+        ask(query)
+    assert budget_s - RETRY_PAUSES_S[-1] < cluster.clock.now - began <= budget_s

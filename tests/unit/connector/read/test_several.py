@@ -446,7 +446,7 @@ def test_stream_that_joins_with_another_schema_is_refused_by_name(cluster: Clust
     query = Query(streamPattern="c.*")
     make(cluster, "c2", a=pa.string())
     with pytest.raises(SchemaMismatchError, match="stream 'c2': column 'a' is stored as string"):
-        query.trigger()
+        query.reader.latestOffset(query.at, query.limit)
 
 
 # -- tasks -----------------------------------------------------------------------------------------

@@ -277,6 +277,11 @@ def test_memory_for_commits_that_the_driver_keeps_is_bounded(
     assert [c.number for c in cache.between(2, 4)] == [2, 3], "read again"
     cache.forget_before(3)
     assert cache.memory_bytes == one == len(cache._commits) * one
+    monkeypatch.setattr(stream_source, "COMMITS_CACHED_BYTES_MAX", one // 2)
+    fetches = len(made.fetches)
+    for _ in range(3):
+        assert [c.number for c in cache.between(3, 4)] == [3]
+    assert len(made.fetches) == fetches, "one that is larger than the bound stays"
 
 
 def test_read_starts_at_a_transaction_of_a_sink(cluster: Cluster) -> None:

@@ -363,8 +363,9 @@ def test_commit_cache_fetches_once_and_forgets() -> None:
     assert [c.number for c in cache.between(3, 7)] == [1, 2, 3]
     assert [c.number for c in cache.between(4, 6)] == [2]
     assert [c.number for c in cache.between(4, 20)] == [2, 3, 4, 5, 6, 7, 8, 9]
+    assert [s.number for s in cache.segments(15, 17)] == [15, 16]
     assert made.fetches == [(3, 7), (8, 20)]
-    cache.forget_before(8)
+    cache.forget_before(9)  # the commit from 8 on goes behind its last segment
     assert [s.number for s in cache.segments(9, 11)] == [9, 10]
     assert len(made.fetches) == 2
     assert [c.number for c in cache.between(0, 2)] == [0]

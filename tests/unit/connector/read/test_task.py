@@ -17,11 +17,17 @@ from connector import retry, sessions
 from connector.options import read_options
 from connector.read import task
 from connector.read.partitions import LedgerPartition, StreamPartition
+from connector.read.source import check_schema
 from connector.read.task import _resized, ranges_after, read_partition
 from connector.read.watched import read_watched
 from connector.schema import LEDGER_SCHEMA, METADATA_TYPE, read_schema
 from spark_ledger.client.entry_batch import EntryBatch
-from spark_ledger.errors import BookieUnavailableError, DataLossError, NoSuchStreamError
+from spark_ledger.errors import (
+    BookieUnavailableError,
+    DataLossError,
+    NoSuchStreamError,
+    SchemaMismatchError,
+)
 from spark_ledger.limits import KIB, MIB
 from spark_ledger.limits.connector import RETRY_IN_TASK_S
 from spark_ledger.stream.format.metadata_column import PositionedBatch
@@ -370,3 +376,30 @@ def test_raw_read_gives_all_entries_in_batches(monkeypatch: pytest.MonkeyPatch) 
     assert table.schema.equals(read_schema(LEDGER_SCHEMA))
     assert table.column("entry_id").to_pylist() == list(range(2, 5001))
     assert table.column("payload").to_pylist()[7] == b"9"
+
+
+@pytest.mark.parametrize(
+    "names", [["payload"], ["entry_id", "ledger_id"], ["payload", "entry_id", "ledger_id"]]
+)
+def test_raw_read_gives_the_columns_that_were_declared_in_their_order(
+    monkeypatch: pytest.MonkeyPatch, names: list[str]
+) -> None:
+    monkeypatch.setattr(sessions, "ledger_reader", lambda options, ledger_id: FakeReader())
+    options = read_options({"metadata": "zk://h/l", "ledgerId": "5"}, streaming=True)
+    declared = StructType([LEDGER_SCHEMA[name] for name in names])
+    check_schema(options, declared)
+    partition = LedgerPartition(LedgerId(5), EntryId(2), EntryId(4), 0)
+    rows = pa.Table.from_batches(read_partition(options, declared, partition)).to_pylist()
+    whole = {"ledger_id": 5, "entry_id": 2, "payload": b"2"}
+    assert (len(rows), list(rows[0].items())) == (3, [(name, whole[name]) for name in names])
+
+
+@pytest.mark.parametrize(
+    "wrong", [StructField("a", LongType()), StructField("payload", LongType(), False)]
+)
+def test_column_that_no_raw_ledger_has_is_refused_beside_those_that_it_has(
+    wrong: StructField,
+) -> None:
+    options = read_options({"metadata": "zk://h/l", "ledgerId": "5"}, streaming=True)
+    with pytest.raises(SchemaMismatchError, match="ledger 5: a raw ledger has the schema"):
+        check_schema(options, StructType([LEDGER_SCHEMA["entry_id"], wrong]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,12 +15,18 @@ from pyspark.sql.types import StructType
 from connector import sessions, task_report
 from connector.options import read_options
 from connector.read import watched
-from connector.read.partitions import LedgerPartition, StreamPartition, StreamSpan
+from connector.read.partitions import (
+    LedgerPartition,
+    SeveralPartition,
+    StreamPartition,
+    StreamSpan,
+)
 from connector.read.task import _resized, read_partition
-from connector.read.watched import read_watched
+from connector.read.watched import read_watched, where
 from connector.schema import LEDGER_SCHEMA
 from spark_ledger.client.entry_batch import EntryBatch
 from spark_ledger.limits import KIB
+from spark_ledger.limits.connector import READS_LOGGED_MAX
 from spark_ledger.spark.reports import Report
 from spark_ledger.stream.format.metadata_column import PositionedBatch
 from spark_ledger.stream.model import SegmentRange
@@ -149,6 +156,66 @@ def test_reading_task_tells_the_listener_the_rows_that_it_gave(
     assert [(run, each.batch_id, each.kind, each.rows) for run, each in told] == [
         ("r", 7, "read", rows)
     ]
+
+
+def of_ledgers(*ledgers: int) -> StreamPartition:
+    """Rows of a segment in each ledger: all entries of the first ones, one of the last."""
+    last = len(ledgers) - 1
+    ranges = [
+        SegmentRange(
+            replace(make_segment(n, (1, 1)), ledger_id=LedgerId(ledger)),
+            (0, 1) if n == 0 else (0, 0),
+            (1, 0) if n == last else (2, 0),
+            0,
+            0,
+        )
+        for n, ledger in enumerate(ledgers)
+    ]
+    return StreamPartition("id", Plan(tuple(ranges), 5, PLANNED))
+
+
+SPAN = StreamSpan("id", Span(range(3), Dlsn(4, 1), Dlsn(7, 0, 2), 5, PLANNED))
+MANY = FirstReads(
+    ORDER,
+    tuple(
+        FirstRead(LedgerId(1), EntryId(n), BookieId(f"b{n}"), 10 + n)
+        for n in range(READS_LOGGED_MAX + 1)
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("partition", "line"),
+    [
+        (
+            of_ledgers(9, 7, 9),
+            " from (0, 0, 1) to (2, 1, 0), ledger 7, 9, planned 77 bytes from b2",
+        ),
+        (of_ledgers(1, 2, 3), " from (0, 0, 1) to (2, 1, 0), ledger 1, 2, 3, planned 77"),
+        (of_ledgers(4, 3, 2, 1), " from (0, 0, 1) to (3, 1, 0), ledger 1, 2, 3, ..., planned 77"),
+        (SPAN, " from (4, 1, 0) to (7, 0, 2), planned 77 bytes from b2"),
+        (of_ledger(FirstReads()), ", entries 0 to 2"),
+        (
+            SeveralPartition((("a", SPAN), ("b", of_ledgers(8)))),
+            " of 'a' from (4, 1, 0) to (7, 0, 2), planned 77 bytes from b2; "
+            "of 'b' from (0, 0, 1) to (0, 1, 0), ledger 8, planned 77 bytes from b2",
+        ),
+        (InputPartition(None), ""),
+    ],
+)
+def test_line_on_a_task_says_what_it_was_to_read_from_whom(
+    partition: InputPartition, line: str
+) -> None:
+    assert where(partition).startswith(line)
+
+
+def test_line_on_a_task_names_no_more_bookies_than_people_read() -> None:
+    said = where(of_ledger(MANY)).partition(", planned ")[2].split(", ")
+    most = [f"{10 + n} bytes from b{n}" for n in range(READS_LOGGED_MAX, -1, -1)]
+    assert said == [*most[:-1], "..."]
+    few = FirstReads(ORDER, MANY.parts[1:])
+    said = where(of_ledger(few)).partition(", planned ")[2].split(", ")
+    assert said == most[:-1]
 
 
 def test_batches_without_rows_are_left_out_and_sizes_count_anew_behind_a_cut() -> None:

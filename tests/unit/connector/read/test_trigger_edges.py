@@ -79,6 +79,39 @@ def test_rows_before_the_start_within_its_first_entry_count_for_no_limit() -> No
     assert trigger_end(made, Dlsn(0, 0, 2), TriggerLimits(max_rows=9)) == Dlsn(1)
 
 
+@pytest.mark.parametrize(
+    ("start", "end"), [(Dlsn(0), Dlsn(0, 2)), (Dlsn(0, 2), Dlsn(1)), (Dlsn(0, 2, 6), Dlsn(2))]
+)
+def test_bytes_of_an_entry_are_its_share_of_the_rows(start: Dlsn, end: Dlsn) -> None:
+    """Those of the first segment take 30, 30 and 240; six of the last one's eight rows are read."""
+    made = [make_segment(0, (1, 1, 8)), make_segment(1, (1,), 30), make_segment(2, (10,), 300)]
+    assert trigger_end(made, start, TriggerLimits(max_bytes=100)) == end
+
+
+def test_trigger_that_takes_all_waits_for_no_least_rows() -> None:
+    made = FakeStream()
+    made.grow((1, 1), (1,))
+    reader = source(made, minRowsPerTrigger="100", maxRowsPerTrigger="200")
+    assert reader.latest_offset(offset(0), unlimited=True) == offset(2)
+
+
+def test_trigger_waits_for_what_lies_behind_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One commit is news, however small it is."""
+    made, waited = FakeStream(), list[int]()
+    for _ in range(3):
+        made.grow((1,))
+
+    def wait_for_commit(*, after_segment: int, timeout_s: float) -> Head:
+        waited.append(after_segment)
+        return made.head()
+
+    monkeypatch.setattr(made, "wait_for_commit", wait_for_commit)
+    reader = source(made)
+    for at in (0, 2, 3):
+        reader.latest_offset(offset(at), unlimited=False)
+    assert waited == [0, 2, 3]
+
+
 def test_trigger_of_several_streams_that_takes_all_keeps_no_limit(cluster: Cluster) -> None:
     for name in "ab":
         cluster.create(*range(5), name=name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -26,9 +27,9 @@ from spark_ledger.errors import (
     OutcomeUnknownError,
     SchemaMismatchError,
 )
-from spark_ledger.limits.connector import RETRY_IN_TASK_S
+from spark_ledger.limits.connector import RETRY_IN_TASK_S, STREAM_CREATE_ATTEMPTS
 from spark_ledger.stream.blocking import StreamConnection
-from spark_ledger.stream.model import Retention
+from spark_ledger.stream.model import ENTRY_BYTES_DEFAULT, Compression, Retention
 from spark_ledger.types import BookieId, BookieInfo, BookieState
 from tests.unit.connector.world import (
     ROWS,
@@ -194,6 +195,9 @@ def test_write_creates_the_stream_with_the_options(
     quorums = config.quorums
     assert (quorums.ensemble_size, quorums.write_quorum, quorums.ack_quorum) == (5, 4, 3)
     assert (config.compression.value, config.entry_bytes) == ("zstd", 2048)
+    prepare_stream(to_write(stream="plain"), ROWS)
+    config = cluster.stream("plain").config
+    assert (config.compression, config.entry_bytes) == (Compression.LZ4, ENTRY_BYTES_DEFAULT)
 
 
 def test_write_without_leave_to_create_is_refused(
@@ -217,6 +221,24 @@ def test_write_that_loses_the_race_to_create_uses_the_other_stream(
     monkeypatch.setattr(StreamConnection, "create_stream", slower)
     batch_write(monkeypatch, [2])
     assert cluster.rows() == [1, 2]
+
+
+@pytest.mark.parametrize("rounds", range(1, STREAM_CREATE_ATTEMPTS + 1))
+def test_stream_that_others_make_and_delete_meanwhile_is_made_in_the_end(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, rounds: int
+) -> None:
+    create, calls = StreamConnection.create_stream, 0
+
+    def beside(self: StreamConnection, *given: Any, **named: Any) -> object:
+        nonlocal calls
+        calls += 1
+        if calls < rounds:
+            raise ConflictError("somebody has made it, and deletes it now")
+        return create(self, *given, **named)
+
+    monkeypatch.setattr(StreamConnection, "create_stream", beside)
+    batch_write(monkeypatch, [1])
+    assert (calls, cluster.rows()) == (rounds, [1])
 
 
 MERGE = {"mergeSchema": "true"}

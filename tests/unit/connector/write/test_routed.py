@@ -24,6 +24,7 @@ from spark_ledger.errors import (
     OutcomeUnknownError,
     SchemaMismatchError,
 )
+from spark_ledger.limits.connector import METADATA_LAG_S, RETRY_PAUSES_S
 from spark_ledger.metadata.memory import Outcome
 from spark_ledger.stream.blocking import SegmentWriter
 from tests.unit.connector.world import Cluster, Task, cluster, copied
@@ -287,6 +288,58 @@ def test_new_columns_of_routed_rows_come_to_each_stream_that_lacks_them(
     found = {name: pa.Table.from_batches(cluster.stream(name).read()) for name in "xy"}
     assert found["x"].to_pydict() == {"a": [1, 2, 4], "b": [None, 20, None]}
     assert found["y"].to_pydict() == {"a": [3], "b": [30]}
+
+
+def test_new_columns_of_a_routed_batch_come_with_its_commit(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.create(1, name="x")
+    wider = StructType([*ROUTED.fields, StructField("b", LongType())])
+    monkeypatch.setattr(routed, "TaskContext", Task())
+    writer = RoutedBatchWriter(options(False, mergeSchema="true"), wider, overwrite=False)
+    rows = pa.table({"topic": ["x", "y"], "a": [2, 3], "b": [20, 30]})
+    message = copied(writer).write(iter(rows.to_batches()))
+    assert cluster.stream("x").schema.names == ["a"]
+    copied(writer).commit(copied([message]))
+    found = {name: pa.Table.from_batches(cluster.stream(name).read()) for name in "xy"}
+    assert found["x"].to_pydict() == {"a": [1, 2], "b": [None, 20]}
+    assert found["y"].to_pydict() == {"a": [3], "b": [30]}
+
+
+def test_route_is_found_in_any_case(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = StructType([StructField("a", LongType()), StructField("Topic", StringType())])
+    writer = RoutedStreamWriter(options(routeColumn="TOPIC"), schema, overwrite=False)
+    monkeypatch.setattr(routed, "TaskContext", Task())
+    rows = pa.table({"a": [1, 2], "Topic": ["x", "y"]})
+    writer.commit([copied(writer).write(iter(rows.to_batches()))], 0)
+    assert [cluster.rows(name) for name in "xy"] == [[1], [2]]
+
+
+@pytest.mark.parametrize("gone", ["x", "y", "xy"])
+def test_stream_that_is_gone_is_looked_for_no_longer_than_a_server_may_lag(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, gone: str
+) -> None:
+    """The process that commits has not met it before."""
+    writer = RoutedStreamWriter(options(), ROUTED, overwrite=False)
+    monkeypatch.setattr(routed, "TaskContext", Task())
+    message = copied(writer).write(iter(batches([("x", 1), ("y", 2)])))
+    for name in gone:
+        cluster.outside.delete_stream(name)
+    cluster.restart()
+    began = cluster.clock.now
+    with pytest.raises(NoSuchStreamError, match=f"'{gone[0]}'"):
+        copied(writer).commit(copied([message]), 0)
+    waited_s = cluster.clock.now - began
+    assert METADATA_LAG_S - RETRY_PAUSES_S[-1] < waited_s <= METADATA_LAG_S
+    left = "".join(name for name in "xy" if name not in gone)
+    assert [cluster.rows(name) for name in left] == [[] for _ in left], "all of it or nothing"
+
+
+def test_batch_write_without_rows_is_not_called_skipped(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    batch(monkeypatch, [], txnAppId="app", txnVersion="1")
+    assert [one for one in caplog.records if one.levelno >= logging.WARNING] == []
 
 
 def test_unknown_stream_is_refused_where_none_may_be_created(

@@ -150,6 +150,18 @@ def test_commit_with_other_rows_than_committed_is_refused(
     assert len(stream.commits) == 1
 
 
+@pytest.mark.parametrize("committed_by", ["query", "another"])
+def test_commit_of_empty_micro_batch_is_no_repetition_of_the_one_before(
+    stream: FakeStream, committed_by: str
+) -> None:
+    """A query that is started again, and finds nothing new, goes on."""
+    named = writer(sinkId="x") if committed_by == "another" else writer()
+    named.commit([message(4, 5, query="query")], 4)
+    named.commit([message(5, run="later")], 5)
+    named.commit([message(6, 2, run="later")], 6)
+    assert [commit.transaction_id for commit in stream.commits] == [4, 6]
+
+
 def test_commit_of_empty_micro_batch_behind_the_sink_is_refused(stream: FakeStream) -> None:
     writer().commit([message(4, 5)], 4)
     writer().commit([message(5)], 5)

@@ -164,6 +164,19 @@ def test_write_segments_too_large_to_keep_raises(
     writer.errors = [(3, EnsembleLostError("down"))]
     with pytest.raises(EnsembleLostError):
         write()
+    monkeypatch.setattr(task, "TASK_KEPT_BYTES_MAX", 79)
+    writer.errors = [(0, EnsembleLostError("down"))]
+    with pytest.raises(EnsembleLostError):  # the first batch alone
+        write()
+
+
+def test_partition_without_rows_opens_no_writer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each of the empty tasks of a query would make a ledger."""
+    monkeypatch.setattr(sessions, "segment_writer", None)
+    options = write_options({"metadata": "zk://h/l", "stream": "s"}, streaming=True)
+    empty = pa.record_batch({"id": pa.array([], pa.int64())})
+    for given in ([], [empty], [empty, empty]):
+        assert write_segments(options, "id", iter(given), None) == ()
 
 
 def test_write_segments_with_lasting_error_raises(
