@@ -1,0 +1,126 @@
+"""Holds beside limits: who drops what, how holds are counted, and what a sweep writes."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from itertools import pairwise
+
+import pytest
+
+from spark_ledger.errors import RetryableError
+from spark_ledger.limits.stream import TRUNCATE_TIMEOUT_S
+from spark_ledger.stream.model import Retention
+from spark_ledger.stream.retention.handle import Tries
+from spark_ledger.types import Dlsn
+from tests.unit.spark_ledger.stream.retention.test_truncation import stream_of, timed
+from tests.unit.spark_ledger.stream.world import loose, run
+from tests.unit.virtual_time import run_in_virtual_time
+
+
+@pytest.mark.parametrize(
+    ("held", "first"),
+    [([], 3), ([1], 1), ([3], 3), ([4], 3), ([5], 3), ([4, 2], 2), ([2, 4], 2), ([0, 1], 0)],
+)
+def test_limits_drop_up_to_the_first_hold_and_never_more_than_they_allow(
+    held: list[int], first: int
+) -> None:
+    """A hold that lies behind what the limits drop changes nothing."""
+
+    async def scenario() -> None:
+        _, stream = await stream_of(6, retention=Retention(rows=3))
+        now_ms = 0
+        for n, position in enumerate(held):
+            hold = await stream.retention.hold(f"h{n}", (position,), for_s=60)
+            now_ms = hold.made_ms
+        assert await stream.retention.apply(now_ms) == first
+        assert (await stream._watch.read()).earliest_commit == first
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("void", ["by time", "by bytes"])
+def test_hold_that_is_void_does_not_hide_one_that_is_not(void: str) -> None:
+    async def scenario() -> None:
+        _, stream = await stream_of(0, retention=Retention(rows=1))
+        await timed(stream, [1, 2, 3, 4, 5])
+        bound = 10 if void == "by bytes" else None
+        over = await stream.retention.hold(
+            "over", (1,), for_s=60 if bound else 1, size_bytes_max=bound
+        )
+        keeps = await stream.retention.hold("keeps", (3,), for_s=60)
+        now_ms = keeps.made_ms + 1000
+        assert await stream.retention.apply(now_ms) == 3
+        assert await stream.retention.release_void(now_ms) == [over]
+        assert await stream.retention.holds() == [keeps]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("position", "commit", "bytes_before"),
+    [
+        ("earliest", 1, 10),
+        ((1, 0, 0), 1, 10),
+        ((2, 0, 1), 2, 20),  # within a commit: all of it is held
+        ((3, 0, 0), 3, 50),
+        ("latest", 4, 60),
+        ((4, 0, 0), 4, 60),
+    ],
+)
+def test_hold_counts_from_the_commit_that_has_its_position(
+    position: str | tuple[int, ...], commit: int, bytes_before: int
+) -> None:
+    async def scenario() -> None:
+        _, stream = await stream_of(0, retention=Retention(rows=100))
+        for rows in (1, 1, 3, 1):
+            await stream.commit_segments([loose(rows)])
+        await stream.retention.truncate((1,))
+        hold = await stream.retention.hold("h", position, for_s=1.5, size_bytes_max=7)
+        wanted = {"earliest": Dlsn(1), "latest": Dlsn(4)}.get(str(position)) or Dlsn(*position)  # type: ignore[arg-type]
+        assert (hold.commit, hold.position, hold.bytes_before) == (commit, wanted, bytes_before)
+        assert (hold.expires_ms - hold.made_ms, hold.size_bytes_max) == (1500, 7)
+        assert hold.held_bytes(await stream.head()) == 60 - bytes_before
+
+    run(scenario())
+
+
+def test_sweep_that_finds_no_void_hold_and_nothing_to_drop_writes_nothing() -> None:
+    """Each write of the holds makes truncations that are on their way begin again."""
+
+    async def scenario() -> None:
+        ledgers, stream = await stream_of(3, retention=Retention(rows=2))
+        hold = await stream.retention.hold("slow", "earliest", for_s=60)
+        paths = [f"streams/s/{node}" for node in ("config", "head", "holds")]
+        before = [await ledgers.store.get(path) for path in paths]
+        assert await stream.retention.release_void(hold.made_ms) == []
+        assert await stream.retention.apply(hold.made_ms) == 0
+        await stream.retention.set_limits(Retention(rows=2))
+        assert not await stream.retention.release("other")
+        assert [await ledgers.store.get(path) for path in paths] == before
+
+    run(scenario())
+
+
+def test_attempts_pause_longer_and_longer_up_to_a_bound_until_time_is_up() -> None:
+    """So that of many who race nobody waits for long, and the metadata are asked no more often."""
+
+    class Longest(random.Random):
+        def uniform(self, a: float, b: float) -> float:
+            assert a == 0
+            return b
+
+    async def scenario() -> list[float]:
+        loop = asyncio.get_running_loop()
+        began, tries, at = loop.time(), Tries("s", Longest()), list[float]()
+        with pytest.raises(RetryableError, match="won every race"):
+            while True:
+                await tries.begin()
+                at.append(loop.time() - began)
+        return at
+
+    at = run_in_virtual_time(scenario())
+    pauses = [b - a for a, b in pairwise([0.0, *at])]
+    assert pauses[:8] == pytest.approx([0, *(0.002 * 2**n for n in range(7))])
+    assert pauses[8:] == pytest.approx([0.2] * len(pauses[8:]))
+    assert TRUNCATE_TIMEOUT_S <= at[-1] < TRUNCATE_TIMEOUT_S + 0.21
