@@ -34,9 +34,9 @@ SMALL = 16 * 1024
 
 
 async def with_a_pack_between(ledgers: FakeLedgers) -> Stream:
-    """Commits 0 and 1 of 200 rows, 2 and 3 of one row that are in a pack, and 4 to 6 of one row."""
+    """Commits 0 and 1 of some 200 rows, 2 and 3 of one row that are in a pack, and 4 to 6 of one row."""
     stream = await written(ledgers, 0)
-    for first, rows in ((0, 200), (200, 200), (400, 1), (401, 1)):
+    for first, rows in ((0, 201), (201, 199), (400, 1), (401, 1)):
         await stream.append(table(first, rows))
     (packed,) = await stream.optimizer.run_all(entry_bytes=SMALL, entries_min=1)
     assert (packed.first, packed.commits) == (2, 2)

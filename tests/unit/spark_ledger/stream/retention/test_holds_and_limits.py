@@ -98,6 +98,10 @@ def test_sweep_that_finds_no_void_hold_and_nothing_to_drop_writes_nothing() -> N
         await stream.retention.set_limits(Retention(rows=2))
         assert not await stream.retention.release("other")
         assert [await ledgers.store.get(path) for path in paths] == before
+        ledgers, stream = await stream_of(0)
+        config = await ledgers.store.get(paths[0])
+        await stream.retention.set_limits(Retention())
+        assert await ledgers.store.get(paths[0]) == config, "it keeps all, as it did"
 
     run(scenario())
 
