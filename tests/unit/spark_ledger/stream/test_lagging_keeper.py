@@ -28,9 +28,11 @@ from tests.unit.spark_ledger.stream.world import (
     SCHEMA,
     another,
     loose,
+    numbers,
     root_of,
     run,
     small_manifests,
+    table,
 )
 
 
@@ -79,6 +81,7 @@ def test_handle_says_which_packs_there_are_now() -> None:
         await optimize(stream)
         assert await reader.retention.packs() == packs_of(ledgers)
         assert len(packs_of(ledgers).packs) == 2
+        assert reader._reader.packs.known == packs_of(ledgers), "its readers know them as well"
 
     run(scenario())
 
@@ -153,6 +156,23 @@ def test_pages_are_named_as_of_the_end_of_an_audit_that_has_read_the_commits(
                     await stream.commit_segments([loose()])
                     await stream._committer.sealer.close()
         assert found >= root_of(ledgers).ledgers() and root_of(ledgers) != before
+
+    run(scenario())
+
+
+def test_ledger_that_a_commit_since_names_is_not_deleted_for_an_audit() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await closed_commits(ledgers, 2)
+        writer = stream.writer()
+        await writer.write(table(2))
+        segments = await writer.finish()
+        await writer.close()
+        keeper = await behind(ledgers, "head")
+        await stream.commit_segments(segments)
+        reclaimer = keeper.retention.reclaimer(ClosedDeletions(ledgers), LiveNames())
+        assert await reclaimer.delete_unlisted([segments[0].ledger_id], 2) == 0
+        assert await numbers(stream.read()) == [0, 1, 2]
 
     run(scenario())
 
