@@ -28,7 +28,7 @@ KEPT = replace(
     dropping=(LedgerId(7), LedgerId(5)),
 )
 PACKED = replace(KEPT, has_packs=True)
-BOTH = {"key_columns": ("id",), "time_column": "at"}
+DECLARED = replace(SEALED, key_columns=("id",), time_column="at")
 
 
 @pytest.mark.parametrize(
@@ -48,15 +48,30 @@ BOTH = {"key_columns": ("id",), "time_column": "at"}
             },
         ),
         (replace(PACKED, retention=Retention(rows=2), dropping=()), {"v": 4, "retention_rows": 2}),
-        (replace(SEALED, **BOTH), {"v": 5, "level": 2, "key_columns": ["id"], "time_column": "at"}),
-        (replace(SEALED, key_columns=("id", "at")), {"v": 5, "level": 2, "key_columns": ["id", "at"]}),
-        (replace(SEALED, has_retention=True, time_column="at"), {"v": 5, "level": 3, "time_column": "at"}),
         (
-            replace(PACKED, retention=Retention(size_bytes=9), dropping=(), **BOTH),
+            DECLARED,
+            {"v": 5, "level": 2, "key_columns": ["id"], "time_column": "at"},
+        ),
+        (
+            replace(SEALED, key_columns=("id", "at")),
+            {"v": 5, "level": 2, "key_columns": ["id", "at"]},
+        ),
+        (
+            replace(SEALED, has_retention=True, time_column="at"),
+            {"v": 5, "level": 3, "time_column": "at"},
+        ),
+        (
+            replace(
+                PACKED,
+                retention=Retention(size_bytes=9),
+                dropping=(),
+                key_columns=("id",),
+                time_column="at",
+            ),
             {"v": 5, "level": 4, "retention_bytes": 9, "key_columns": ["id"], "time_column": "at"},
         ),
     ],
-)  # fmt: skip
+)
 def test_configuration_of_each_format_is_read_as_written(
     config: StreamConfig, says: dict[str, object]
 ) -> None:
@@ -74,7 +89,7 @@ def test_configuration_of_each_format_is_read_as_written(
         (SEALED, {"retention_bytes": 20}, "retention in format version 2"),
         (SEALED, {"retention_rows": 30}, "retention in format version 2"),
         (SEALED, {"dropping": [7]}, "retention in format version 2"),
-        (replace(SEALED, **BOTH), {"retention_rows": 30}, "retention in format version 5"),
+        (DECLARED, {"retention_rows": 30}, "retention in format version 5"),
         (KEPT, {"retention_age_s": 0}, "a limit of nothing"),
         (KEPT, {"retention_bytes": 0}, "a limit of nothing"),
         (KEPT, {"retention_rows": 0}, "a limit of nothing"),
@@ -82,10 +97,10 @@ def test_configuration_of_each_format_is_read_as_written(
         (KEPT, {"retention_rows": -1}, "retention of rows"),
         (PACKED, {"key_columns": ["id"]}, "key and time columns in format version 4"),
         (PACKED, {"level": 4}, "key and time columns in format version 4"),
-        (replace(SEALED, **BOTH), {"v": 4}, "key and time columns in format version 4"),
-        (replace(SEALED, **BOTH), {"level": 0}, "level 0"),
-        (replace(SEALED, **BOTH), {"level": 5}, "level 5"),
-        (replace(SEALED, **BOTH), {"time_column": "gone"}, "time column 'gone'"),
+        (DECLARED, {"v": 4}, "key and time columns in format version 4"),
+        (DECLARED, {"level": 0}, "level 0"),
+        (DECLARED, {"level": 5}, "level 5"),
+        (DECLARED, {"time_column": "gone"}, "time column 'gone'"),
         (PACKED, {"v": 6}, "format version 6, but this program knows only 5"),
     ],
 )

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
-
 import pytest
 
 from spark_ledger.errors import LedgerError
-from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.ledgers import PURPOSE_PACK, TAG_PURPOSE
 from spark_ledger.stream.packs import optimizer
 from spark_ledger.stream.packs.format import decode_packs, encode_packs
 from spark_ledger.stream.packs.model import Pack, Packs
 from spark_ledger.stream.packs.optimizer import Packed
 from spark_ledger.stream.stream import Stream
-from spark_ledger.types import LedgerId, Versioned
+from spark_ledger.types import LedgerId
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.packs.test_packs import (
     freed,
@@ -34,7 +30,7 @@ SMALL = 16 * 1024
 
 
 async def with_a_pack_between(ledgers: FakeLedgers) -> Stream:
-    """Commits 0 and 1 of some 200 rows, 2 and 3 of one row that are in a pack, and 4 to 6 of one row."""
+    """Commits 0 and 1 of some 200 rows, 2 and 3 of one that are in a pack, and 4 to 6 of one."""
     stream = await written(ledgers, 0)
     for first, rows in ((0, 201), (201, 199), (400, 1), (401, 1)):
         await stream.append(table(first, rows))

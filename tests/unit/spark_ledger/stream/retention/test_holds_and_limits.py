@@ -8,13 +8,15 @@ from itertools import pairwise
 
 import pytest
 
-from spark_ledger.errors import RetryableError
+from spark_ledger.errors import ConflictError, RetryableError
 from spark_ledger.limits.stream import TRUNCATE_TIMEOUT_S
+from spark_ledger.metadata.memory import Outcome
 from spark_ledger.stream.model import Retention
 from spark_ledger.stream.retention.handle import Tries
+from spark_ledger.stream.retention.reclaim import LiveNames
 from spark_ledger.types import Dlsn
 from tests.unit.spark_ledger.stream.retention.test_truncation import stream_of, timed
-from tests.unit.spark_ledger.stream.world import loose, run
+from tests.unit.spark_ledger.stream.world import Deletions, Faults, another, loose, run
 from tests.unit.virtual_time import run_in_virtual_time
 
 
@@ -81,6 +83,98 @@ def test_hold_counts_from_the_commit_that_has_its_position(
         assert (hold.commit, hold.position, hold.bytes_before) == (commit, wanted, bytes_before)
         assert (hold.expires_ms - hold.made_ms, hold.size_bytes_max) == (1500, 7)
         assert hold.held_bytes(await stream.head()) == 60 - bytes_before
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("void", ["by time", "by bytes"])
+def test_truncation_that_was_asked_for_is_refused_by_a_hold_that_is_over(void: str) -> None:
+    """Its owner is told, and says so; the keeper takes it off (rule T16)."""
+
+    async def scenario() -> None:
+        _, stream = await stream_of(0)
+        await timed(stream, [1, 2, 3, 4])
+        bound = 10 if void == "by bytes" else None
+        hold = await stream.retention.hold("slow", (1,), for_s=60, size_bytes_max=bound)
+        stream.retention._clock_ms = lambda: hold.expires_ms
+        assert hold.is_void(await stream.head(), hold.expires_ms)
+        for first in (2, 4):
+            with pytest.raises(ConflictError, match=r"hold 'slow' keeps the rows .*\(1, 0, 0\)"):
+                await stream.retention.truncate((first,))
+        assert await stream.retention.truncate((1,)) == Dlsn(1), "up to what it holds"
+        assert await stream.retention.truncate((4,), ignore_holds=True) == Dlsn(4)
+
+    run(scenario())
+
+
+def test_clock_that_may_be_set_back_ends_no_hold_earlier() -> None:
+    """By the time that is ahead it would be over."""
+
+    async def scenario() -> None:
+        _, stream = await stream_of(4, retention=Retention(rows=1))
+        hold = await stream.retention.hold("slow", (1,), for_s=60)
+        now_ms = hold.expires_ms - 1
+        assert await stream.retention.apply(now_ms, ahead_ms=hold.expires_ms + 1000) == 1
+        assert await stream.retention.apply(hold.expires_ms, ahead_ms=hold.expires_ms) == 2
+
+    run(scenario())
+
+
+def test_commits_that_are_dated_later_than_now_are_young_unless_they_are_ahead_of_all() -> None:
+    """The clock of a keeper was set back; those were made by right clocks (rule T15)."""
+    now_ms = 10_000_000
+
+    async def scenario(ahead_ms: int | None) -> int:
+        _, stream = await stream_of(0, retention=Retention(age_s=300.0))
+        await timed(stream, [0, now_ms + 100_000, now_ms - 400_000, now_ms - 10_000])
+        assert (await stream.head()).time_resets == (2,)
+        return await stream.retention.apply(now_ms, ahead_ms)
+
+    assert run(scenario(now_ms + 200_000)) == 1
+    assert run(scenario(now_ms + 100_000)) == 1
+    assert run(scenario(now_ms + 99_999)) == 3
+    assert run(scenario(None)) == 3
+
+
+def test_holds_that_could_not_be_taken_off_are_not_told_as_gone() -> None:
+    async def scenario() -> None:
+        ledgers, stream = await stream_of(3)
+        hold = await stream.retention.hold("slow", (1,), for_s=60)
+        other = await another(ledgers, Faults([Outcome.LOST_REQUEST]))[1].open("s")
+        assert await other.retention.release_void(hold.expires_ms) == []
+        assert await stream.retention.holds() == [hold]
+        assert await other.retention.release_void(hold.expires_ms) == [hold]
+        assert await stream.retention.holds() == []
+
+    run(scenario())
+
+
+def test_extent_is_that_of_now_whatever_was_read_before() -> None:
+    async def scenario() -> None:
+        ledgers, stream = await stream_of(0, retention=Retention(rows=100))
+        await ledgers.store.create("keeper", b"")
+        await timed(stream, [1000 * n for n in range(6)], rows=2)
+        look = (await another(ledgers)[1].open("s")).retention
+        counts = (await another(ledgers)[1].open("s")).retention
+        found = [await look.extent()]
+        await stream.retention.set_limits(Retention(rows=50))
+        await stream.retention.truncate((4,))
+        found.append(await look.extent())
+        assert [each.retention.rows for each in found] == [100, 50]
+        assert (await counts.crowded(20), await counts.crowded(60)) == (3, 1)
+        keeper = stream.retention.reclaimer(Deletions(ledgers), LiveNames())
+        assert (await keeper.step(3)).is_done
+        found.append(await look.extent())
+        assert (await counts.crowded(20), await counts.crowded(21)) == (3, 0)
+        assert (await keeper.step(4)).is_done
+        found.append(await look.extent())
+        assert await counts.crowded(1) == 0
+        assert [
+            (each.dropped_commits, each.live_rows, each.live_bytes, each.reclaimable_rows)
+            for each in found
+        ] == [(0, 12, 120, 0), (0, 4, 40, 8), (3, 4, 40, 2), (4, 4, 40, 0)]
+        assert [each.reclaimable_bytes for each in found] == [0, 80, 20, 0]
+        assert [each.since_ms for each in found] == [0, 4000, 4000, 4000]
 
     run(scenario())
 
