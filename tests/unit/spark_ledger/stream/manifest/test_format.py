@@ -155,6 +155,8 @@ def test_pages_that_are_not_in_order_are_refused() -> None:
         (msgspec.structs.replace(POINTERS[0], entry_id=-1),),
         (POINTERS[2], POINTERS[1]),
         (POINTERS[1], msgspec.structs.replace(POINTERS[2], rows_before=1)),
+        (POINTERS[1], msgspec.structs.replace(POINTERS[2], bytes_before=1)),
+        (POINTERS[1], msgspec.structs.replace(POINTERS[2], first_segment=3)),
     ):
         with pytest.raises(CorruptionError, match="order"):
             decode_index(encode_index("abc", 1, 0, wrong), "abc", 1, 0, "here")

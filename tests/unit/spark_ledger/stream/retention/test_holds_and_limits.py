@@ -136,6 +136,19 @@ def test_commits_that_are_dated_later_than_now_are_young_unless_they_are_ahead_o
     assert run(scenario(None)) == 3
 
 
+def test_age_counts_back_from_now_though_the_newest_commit_is_dated_later() -> None:
+    """The smaller of two clocks counts, and not the latest time that was believed (rule T15)."""
+    now_ms = 10_000_000
+
+    async def scenario() -> None:
+        _, stream = await stream_of(0, retention=Retention(age_s=300.0))
+        assert await stream.retention.apply(now_ms, now_ms + 200_000) == 0, "there is no commit"
+        await timed(stream, [now_ms - 350_000, now_ms - 250_000, now_ms + 100_000])
+        assert await stream.retention.apply(now_ms, now_ms + 200_000) == 1
+
+    run(scenario())
+
+
 def test_holds_that_could_not_be_taken_off_are_not_told_as_gone() -> None:
     async def scenario() -> None:
         ledgers, stream = await stream_of(3)

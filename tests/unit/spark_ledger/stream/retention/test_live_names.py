@@ -6,6 +6,8 @@ import random
 
 import pytest
 
+from spark_ledger.errors import DataLossError
+from spark_ledger.metadata.ledgers import ledger_path
 from spark_ledger.stream.packs.model import Pack, Packs
 from spark_ledger.stream.retention import names, reclaim
 from spark_ledger.stream.retention.names import names_of
@@ -14,7 +16,7 @@ from spark_ledger.types import LedgerId
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.retention.test_counts import naming
 from tests.unit.spark_ledger.stream.retention.test_giving_back import Log
-from tests.unit.spark_ledger.stream.world import run
+from tests.unit.spark_ledger.stream.world import another, root_of, run, small_manifests
 
 EVERY = [LedgerId(each) for each in range(9)]
 
@@ -82,5 +84,28 @@ def test_commits_are_read_a_bucket_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
         ):
             found = [each async for each in names_of(stream._nodes, stream._log, head, first)]
             assert found == [*parts, (8, set()), (8, set())]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("earliest", [0, 2, 4])
+def test_names_of_live_commits_whose_page_is_lost_are_an_error(
+    earliest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An audit would take their ledgers for such that nothing names (rule K9)."""
+    small_manifests(monkeypatch, leaf=2, fan_out=100)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await naming(ledgers, *[[n] for n in range(9)])
+        await stream._committer.sealer.seal(9)
+        await stream.retention.truncate((earliest,))
+        for page in root_of(ledgers).pages():
+            if page.first == earliest:
+                await ledgers.store.delete(ledger_path(LedgerId(page.pointer.ledger_id)))
+        fresh = await another(ledgers)[1].open("s")
+        with pytest.raises(DataLossError, match="older commits cannot be read"):
+            async for _ in names_of(fresh._nodes, fresh._log, await fresh.head()):
+                pass
 
     run(scenario())

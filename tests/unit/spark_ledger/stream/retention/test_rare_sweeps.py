@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 
-from spark_ledger.errors import ConflictError, DataLossError, NoSuchStreamError
+from spark_ledger.errors import ConflictError, DataLossError, LedgerError, NoSuchStreamError
 from spark_ledger.metadata.base import Operation
 from spark_ledger.metadata.ledgers import ledger_path
+from spark_ledger.metadata.naming import Naming
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.format import codec
 from spark_ledger.stream.retention import reclaim
@@ -20,6 +22,7 @@ from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.packs.test_packs import packs_of
 from tests.unit.spark_ledger.stream.packs.world import ClosedDeletions
 from tests.unit.spark_ledger.stream.retention.test_giving_back import closed_commits
+from tests.unit.spark_ledger.stream.retention.test_truncation import Between
 from tests.unit.spark_ledger.stream.world import (
     SCHEMA,
     another,
@@ -271,6 +274,31 @@ def test_open_ledger_is_recovered_only_if_nobody_owns_it(
     run(scenario())
 
 
+def test_ledger_that_could_not_be_deleted_is_not_counted_and_its_commit_is_found_again() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await closed_commits(ledgers, 4)
+        await stream.retention.truncate((4,))
+        refused = [(await stream.commit(2)).segments[0].ledger_id]
+
+        class Refusing(ClosedDeletions):
+            async def delete(
+                self, ledger: Versioned[LedgerMetadata], checks: Sequence[Operation]
+            ) -> bool:
+                if ledger.value.ledger_id in refused:
+                    refused.clear()
+                    return False
+                return await super().delete(ledger, checks)
+
+        reclaimer = stream.retention.reclaimer(Refusing(ledgers), LiveNames())
+        assert await reclaimer.step(4) == Reclaimed(3, 2, is_done=True)
+        assert root_of(ledgers).dropped == 2 and len(ledgers.ledgers) == 1
+        assert await reclaimer.step(4) == Reclaimed(1, 2, is_done=True)
+        assert not ledgers.ledgers and (await stream.refresh()).dropping == ()
+
+    run(scenario())
+
+
 def test_pack_is_named_until_its_ledger_is_gone() -> None:
     """What names others goes last: else a keeper that is killed between leaves it (rule T18)."""
 
@@ -299,3 +327,55 @@ def test_pack_is_named_until_its_ledger_is_gone() -> None:
         assert not packs_of(ledgers).packs and not ledgers.ledgers
 
     run(scenario())
+
+
+@pytest.mark.parametrize("work", ["step", "free_packed", "delete_unlisted"])
+def test_ledger_that_a_commit_names_between_any_two_steps_of_a_sweep_stays(
+    work: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the commit is refused, because the ledger is listed or gone (rule T17)."""
+    monkeypatch.setattr(FakeLedgers, "naming", property(lambda each: Naming(each.store)))
+
+    async def scenario(at: int) -> tuple[bool, bool]:
+        ledgers = FakeLedgers()
+        stream = await closed_commits(ledgers, 3)
+        segments = (await stream.commit(0)).segments
+        if work == "free_packed":
+            await stream.optimizer.run_all(entries_min=1)
+        else:
+            await stream.retention.truncate((1,))
+        keeper, reclaimer = await keeper_of(ledgers)
+        if work == "delete_unlisted":
+            await reclaimer.step(0)
+        writer = await another(ledgers)[1].open("s")
+        made = False
+
+        async def commit() -> None:
+            nonlocal made
+            with suppress(LedgerError):
+                await writer.commit_segments(segments)
+                made = True
+
+        between = Between(keeper._nodes.store, at, commit)
+        keeper._nodes.store = between
+        with suppress(ConflictError):
+            if work == "step":
+                await reclaimer.step(1)
+            elif work == "free_packed":
+                await reclaimer.free_packed()
+            else:
+                await reclaimer.delete_unlisted([segments[0].ledger_id], 1)
+        if made:
+            assert segments[0].ledger_id in ledgers.ledgers, at
+            fresh = await another(ledgers)[1].open("s")
+            assert (await numbers(fresh.read()))[-1] == 0, at
+        return between.calls_left > 0, made
+
+    at, found = 1, []
+    while True:
+        is_over, made = run(scenario(at))
+        if is_over:
+            break
+        found.append(made)
+        at += 1
+    assert found[0] and at > 4, "the first one is in time"
