@@ -15,7 +15,7 @@ from spark_ledger.stream.model import Retention
 from spark_ledger.stream.retention.handle import Tries
 from spark_ledger.stream.retention.reclaim import LiveNames
 from spark_ledger.types import Dlsn
-from tests.unit.spark_ledger.stream.retention.test_truncation import stream_of, timed
+from tests.unit.spark_ledger.stream.retention.test_truncation import YEAR_MS, stream_of, timed
 from tests.unit.spark_ledger.stream.world import Deletions, Faults, another, loose, run
 from tests.unit.virtual_time import run_in_virtual_time
 
@@ -147,6 +147,19 @@ def test_age_counts_back_from_now_though_the_newest_commit_is_dated_later() -> N
         assert await stream.retention.apply(now_ms, now_ms + 200_000) == 1
 
     run(scenario())
+
+
+def test_commit_of_a_clock_that_was_ahead_goes_with_what_was_made_after_it() -> None:
+    """It counts as made between its neighbours, and all of those are older than the time."""
+
+    async def scenario(before_ms: int, left: int) -> None:
+        _, stream = await stream_of(0)
+        await timed(stream, [0, YEAR_MS, 5, 6])
+        stream.retention._clock_ms = lambda: 1000
+        assert await stream.retention.truncate(before_ms=before_ms) == Dlsn(left)
+
+    for before_ms, left in ((100, 4), (7, 4), (6, 3), (5, 1), (0, 0)):
+        run(scenario(before_ms, left))
 
 
 def test_holds_that_could_not_be_taken_off_are_not_told_as_gone() -> None:

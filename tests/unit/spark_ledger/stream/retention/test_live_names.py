@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import nullcontext
 
 import pytest
 
@@ -16,7 +17,14 @@ from spark_ledger.types import LedgerId
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.retention.test_counts import naming
 from tests.unit.spark_ledger.stream.retention.test_giving_back import Log
-from tests.unit.spark_ledger.stream.world import another, root_of, run, small_manifests
+from tests.unit.spark_ledger.stream.test_lagging_server import behind
+from tests.unit.spark_ledger.stream.world import (
+    Deletions,
+    another,
+    root_of,
+    run,
+    small_manifests,
+)
 
 EVERY = [LedgerId(each) for each in range(9)]
 
@@ -107,5 +115,62 @@ def test_names_of_live_commits_whose_page_is_lost_are_an_error(
         with pytest.raises(DataLossError, match="older commits cannot be read"):
             async for _ in names_of(fresh._nodes, fresh._log, await fresh.head()):
                 pass
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("earliest", [1, 3, 4, 5, 6, 7])
+def test_audit_goes_on_behind_what_was_given_back_since_it_began(
+    earliest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where its metadata server knows nothing of that yet."""
+    small_manifests(monkeypatch, leaf=2, fan_out=100)
+    monkeypatch.setattr(names, "COMMITS_PER_BUCKET", 3)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        await ledgers.store.create("keeper", b"")
+        stream = await naming(ledgers, *[[n] for n in range(9)])
+        await stream._committer.sealer.seal(9)
+        audit = await behind(ledgers, "head", "manifests")
+        parts = names_of(audit._nodes, audit._log, await audit.head())
+        assert await anext(parts) == (3, {0, 1, 2})
+        await stream.retention.truncate((earliest,))
+        keeper = stream.retention.reclaimer(Deletions(ledgers), LiveNames())
+        while not (await keeper.step(earliest)).is_done:
+            pass
+        found = [part async for part in parts]
+        named = set[LedgerId]().union(*(part.ledgers for part in found))
+        pages = root_of(ledgers).ledgers()
+        assert named & set(EVERY) >= set(range(max(3, earliest), 9)) and named >= pages
+        assert [part.behind for part in found] == [6, 9, 9, 9]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("earliest", "is_lost"), [(0, True), (2, True), (3, True), (4, False)])
+def test_page_above_leaves_may_be_gone_only_if_all_of_it_was_dropped(
+    earliest: int, is_lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the leaves that it names were taken for such that nothing names (rule K9)."""
+    small_manifests(monkeypatch, leaf=2, fan_out=2)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await naming(ledgers, *[[n] for n in range(7)])
+        while root_of(ledgers).level_to_merge() is not None or not root_of(ledgers).sealed:
+            await stream._committer.sealer.seal(7)
+            await stream._committer.sealer.close()
+        above = root_of(ledgers).pages()[0]
+        assert (above.level, above.first) == (1, 0)
+        await stream.retention.truncate((earliest,))
+        await ledgers.store.delete(ledger_path(LedgerId(above.pointer.ledger_id)))
+        fresh = await another(ledgers)[1].open("s")
+        head = await fresh.head()
+        found: set[LedgerId] = set()
+        with pytest.raises(DataLossError) if is_lost else nullcontext():
+            async for part in names_of(fresh._nodes, fresh._log, head, first=6):
+                found |= part.ledgers
+        assert is_lost or found >= root_of(ledgers).ledgers()
 
     run(scenario())
