@@ -268,6 +268,8 @@ def test_a_damaged_sink_names_its_node(changes: dict[str, object]) -> None:
         ({"v": 2}, "version 2 and 0 lists of schema versions"),
         ({"versions": [[2, 1]]}, "version 1 and 1 lists"),
         ({"v": 2, "versions": [[1, 1]]}, "schema versions do not fit"),
+        ({"v": 2, "versions": [[3, 1]]}, "schema versions do not fit"),
+        ({"v": 2, "versions": [[2, 1], [0, 2]]}, "schema versions do not fit"),
         ({"v": 2, "versions": [[3, 1], [-1, 1]]}, "schema versions do not fit"),
         ({"v": 2, "versions": [[2, -1]]}, "schema versions do not fit"),
         ({"x": 1}, "x"),
