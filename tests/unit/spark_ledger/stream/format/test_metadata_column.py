@@ -33,7 +33,8 @@ def test_column_has_the_position_of_each_row(stream: str | None) -> None:
     assert array.type == ledger_type(names_stream=stream is not None)
     assert array.null_count == 0 and not any(field.nullable for field in array.type)
     at = datetime.datetime(2017, 7, 14, 2, 40, 0, 123_000, tzinfo=datetime.UTC)
-    assert array.to_pylist() == [
+    rows = pa.record_batch([array], names=["l"]).column(0)
+    assert rows.to_pylist() == [
         {
             **({} if stream is None else {"stream": stream}),
             "segment": 4,

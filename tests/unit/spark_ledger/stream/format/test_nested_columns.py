@@ -27,6 +27,10 @@ def one(type_: pa.DataType, *, nullable: bool = True) -> pa.Schema:
     return pa.schema([pa.field("c", type_, nullable=nullable)])
 
 
+def columns(**types: pa.DataType) -> pa.Schema:
+    return pa.schema(types)
+
+
 def batch_of(schema: pa.Schema, values: list[object]) -> pa.RecordBatch:
     return pa.record_batch([pa.array(values, schema.field(0).type)], schema=schema)
 
@@ -157,8 +161,8 @@ def test_null_struct_hides_what_is_below_it_though_names_differ_in_case() -> Non
 def test_rows_cover_a_schema_that_was_merged_for_them() -> None:
     merged = pa.schema([required("id", INT), pa.field("text", TEXT), pa.field("New", INT)])
     check_covers(merged, pa.schema([("ID", INT), ("new", INT)]))
-    check_covers(merged, pa.schema([("id", INT), ("unknown", pa.null())]))
+    check_covers(merged, columns(id=INT, unknown=pa.null()))
     with pytest.raises(SchemaMismatchError, match="'id' of type int64 is missing in the data"):
-        check_covers(merged, pa.schema([("text", TEXT), ("new", INT)]))
+        check_covers(merged, columns(text=TEXT, new=INT))
     with pytest.raises(SchemaMismatchError, match="'other' of type int64 is in the data, but not"):
         check_covers(merged, pa.schema([("id", INT), ("other", INT)]))

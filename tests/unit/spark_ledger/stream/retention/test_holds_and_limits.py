@@ -79,7 +79,7 @@ def test_hold_counts_from_the_commit_that_has_its_position(
             await stream.commit_segments([loose(rows)])
         await stream.retention.truncate((1,))
         hold = await stream.retention.hold("h", position, for_s=1.5, size_bytes_max=7)
-        wanted = {"earliest": Dlsn(1), "latest": Dlsn(4)}.get(str(position)) or Dlsn(*position)  # type: ignore[arg-type]
+        wanted = {"earliest": Dlsn(1), "latest": Dlsn(4)}.get(str(position)) or Dlsn(*position)
         assert (hold.commit, hold.position, hold.bytes_before) == (commit, wanted, bytes_before)
         assert (hold.expires_ms - hold.made_ms, hold.size_bytes_max) == (1500, 7)
         assert hold.held_bytes(await stream.head()) == 60 - bytes_before

@@ -14,6 +14,7 @@ from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.model import Retention
 from spark_ledger.stream.retention.reclaim import LiveNames, Reclaimer
 from spark_ledger.stream.stream import Stream
+from spark_ledger.types import Versioned
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.packs.world import ClosedDeletions
 from tests.unit.spark_ledger.stream.retention.test_truncation import Between
@@ -38,7 +39,7 @@ class OfOne(ClosedDeletions):
 class Seen(NamedTuple):
     """What is there of a stream, and of all ledgers."""
 
-    nodes: list[object]
+    nodes: list[Versioned[bytes]]
     ledgers: set[int]
 
 
@@ -107,7 +108,7 @@ def test_sweep_of_a_stream_that_was_replaced_leaves_the_new_one_as_it_is(work: s
         before: list[Seen] = []
 
         async def replaced() -> None:
-            versions = [node.version for node in (await seen(ledgers)).nodes]  # type: ignore[attr-defined]
+            versions = [node.version for node in (await seen(ledgers)).nodes]
             await StreamCatalog(ledgers).delete("s")
             await made(ledgers)
             fresh = await seen(ledgers)
