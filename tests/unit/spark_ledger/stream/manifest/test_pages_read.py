@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from spark_ledger.errors import DataLossError
+from spark_ledger.errors import CorruptionError, DataLossError, NoSuchStreamError
 from spark_ledger.limits import KIB
 from spark_ledger.metadata.ledgers import ledger_path
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.manifest import store, tree
+from spark_ledger.stream.manifest.format import encode_index, encode_leaf
 from spark_ledger.stream.manifest.store import ManifestStore
-from spark_ledger.stream.manifest.tree import ManifestRoot, PagePointer
+from spark_ledger.stream.manifest.tree import ManifestRoot, Page, PagePointer
 from spark_ledger.types import Dlsn, EntryId, LedgerId
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.world import (
@@ -175,5 +176,50 @@ def test_look_ups_of_live_commits_need_no_page_of_dropped_ones(
         if earliest > 1:
             with pytest.raises(DataLossError):
                 await (await another(ledgers)[1].open("s")).commit(0)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("count", [1, 9, 11])
+def test_page_of_another_number_of_commits_or_pages_is_damage(count: int) -> None:
+    """Arithmetic says where a commit is: one page too few, and another commit were found."""
+
+    async def scenario() -> None:
+        leaf = encode_leaf("id", 0, [b"{}"] * count)
+        index = encode_index("id", 1, 0, [pointer(5, n) for n in range(count)])
+        made = manifests(Pages())
+        made.keep(LedgerId(1), [leaf, index])
+        whole = root((1, 0))._replace(fan_out=10)
+        page = Page(0, 0, pointer(1, 0))
+        with pytest.raises(CorruptionError, match=f"ledger 1: {count} commits, not 10"):
+            await made.nodes_of(whole, page)
+        with pytest.raises(CorruptionError, match=f"ledger 1: {count} commits, not 10"):
+            await made.leaf_bytes(whole, page)
+        with pytest.raises(CorruptionError, match=f"ledger 1: {count} pages, not 10"):
+            await made.children(whole, Page(0, 1, pointer(1, 1)))
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_pages_that_are_gone_are_lost_unless_the_stream_is_being_deleted(
+    is_deleted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_manifests(monkeypatch, leaf=2, fan_out=100)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        catalog = StreamCatalog(ledgers)
+        stream = await catalog.create("s", SCHEMA)
+        for _ in range(5):
+            await stream.commit_segments([loose()])
+        await stream._committer.sealer.seal(5)
+        reader = await another(ledgers)[1].open("s")
+        if is_deleted:
+            await catalog._mark_deleted(stream._nodes)
+        for ledger_id in root_of(ledgers).ledgers():
+            await ledgers.store.delete(ledger_path(ledger_id))
+        with pytest.raises(NoSuchStreamError if is_deleted else DataLossError):
+            await reader.commit(0)
 
     run(scenario())
