@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from spark_ledger.errors import ConfigurationError, CorruptionError
-from spark_ledger.stream.format import codec
+from spark_ledger.stream.format import codec, schema_text
 from spark_ledger.stream.format.codec import SegmentListPointer
 from spark_ledger.stream.format.schema_text import decode_schema, encode_schema
 from spark_ledger.stream.model import Commit, Compression, Head, SinkRecord, StreamConfig
@@ -268,6 +268,8 @@ def test_a_damaged_sink_names_its_node(changes: dict[str, object]) -> None:
         ({"v": 2}, "version 2 and 0 lists of schema versions"),
         ({"versions": [[2, 1]]}, "version 1 and 1 lists"),
         ({"v": 2, "versions": [[1, 1]]}, "schema versions do not fit"),
+        ({"v": 2, "versions": [[3, 1]]}, "schema versions do not fit"),
+        ({"v": 2, "versions": [[2, 1], [0, 2]]}, "schema versions do not fit"),
         ({"v": 2, "versions": [[3, 1], [-1, 1]]}, "schema versions do not fit"),
         ({"v": 2, "versions": [[2, -1]]}, "schema versions do not fit"),
         ({"x": 1}, "x"),
@@ -315,6 +317,18 @@ def test_a_wide_schema_leaves_room_for_many_versions() -> None:
     for damaged in (text[:-8], text.removeprefix("zlib:"), "zlib:" + text[20:]):
         with pytest.raises(CorruptionError, match="node p: damaged Arrow schema"):
             decode_schema(damaged, "p")
+
+
+def test_a_schema_that_unpacks_to_more_than_a_reader_takes_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    schema = pa.schema([(f"measurement_{number:04d}", pa.float64()) for number in range(100)])
+    size, text = len(schema.serialize()), encode_schema(schema)
+    monkeypatch.setattr(schema_text, "_SCHEMA_BYTES_MAX", size + 1)
+    assert decode_schema(text, "p") == schema
+    monkeypatch.setattr(schema_text, "_SCHEMA_BYTES_MAX", size - 1)
+    with pytest.raises(CorruptionError, match=r"node p: .*cut off, or too large"):
+        decode_schema(text, "p")
 
 
 def test_a_schema_that_is_too_wide_for_the_metadata_is_refused() -> None:

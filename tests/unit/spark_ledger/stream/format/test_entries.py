@@ -210,6 +210,25 @@ def test_a_row_that_compresses_too_well_to_be_read_again_is_refused(
             made.flush()
 
 
+@pytest.mark.parametrize("compression", list(Compression))
+def test_no_entry_is_larger_than_a_ledger_takes(
+    compression: Compression, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its header, whatever the row needs: then it is refused by its number."""
+    monkeypatch.setattr(entries_module, "ENTRY_PAYLOAD_BYTES_MAX", 4096)
+    rng, refused, largest = random.Random(5), 0, 0
+    for size in range(3400, 4200, 8):
+        made = encoder(pa.schema([("b", pa.binary())]), compression)
+        try:
+            made.add(pa.record_batch({"b": [rng.randbytes(size)]}))
+            (entry,) = made.flush()
+        except EntryTooLargeError:
+            refused += 1
+        else:
+            largest = max(largest, len(entry.payload))
+    assert refused and 4096 - 8 <= largest <= 4096
+
+
 def test_pieces_are_slices_that_add_up() -> None:
     batch = pa.record_batch({"n": pa.array(range(100_000), pa.int64())})
     pieces = list(in_pieces(batch, 64 * KIB))

@@ -16,6 +16,7 @@ from spark_ledger.stream.manifest.format import (
     encode_index,
     encode_leaf,
     encode_root,
+    leaf_count,
 )
 from spark_ledger.stream.manifest.tree import ManifestRoot, PagePointer, SinkSpan
 
@@ -61,6 +62,50 @@ def test_pages_and_roots_are_read_as_written() -> None:
     assert decode_index(encode_index("abc", 2, 0, POINTERS), "abc", 2, 0, "here") == POINTERS
     assert decode_root(encode_root(ROOT), "here") == ROOT
     assert decode_root(encode_root(ROOT._replace(levels=())), "here").sealed == 0
+
+
+@pytest.mark.parametrize(("first", "dropped"), [(0, 3), (0, 10), (10, 10), (20, 29)])
+def test_root_whose_first_pages_are_gone_says_so(first: int, dropped: int) -> None:
+    """Programs that do not know it stop there: also where all pages are left (rule T18)."""
+    root = ROOT._replace(first=first, dropped=dropped)
+    says = json.loads(encode_root(root))
+    assert (says["v"], says.get("first", 0), says["dropped"]) == (2, first, dropped)
+    assert decode_root(encode_root(root), "here") == root
+
+
+@pytest.mark.parametrize(
+    ("first", "dropped", "change"),
+    [
+        (10, 10, {"first": 11}),
+        (10, 10, {"first": -1}),
+        (10, 10, {"v": 1}),
+        (10, 10, {"v": 3}),
+        (10, 10, {"dropped": 0}),
+        (0, 0, {"v": 2}),
+        (0, 0, {"dropped": 1}),
+        (0, 0, {"first": 1}),
+    ],
+)
+def test_root_that_says_otherwise_what_was_dropped_is_refused(
+    first: int, dropped: int, change: dict[str, int]
+) -> None:
+    data = json.loads(encode_root(ROOT._replace(first=first, dropped=dropped)))
+    with pytest.raises(CorruptionError, match="node here"):
+        decode_root(json.dumps({**data, **change}).encode(), "here")
+
+
+def test_leaf_is_counted_without_a_look_at_what_it_holds() -> None:
+    """It is copied as it is: only that it is this leaf, and not damaged, is looked at."""
+    leaf = encode_leaf("abc", 300, NODES)
+    assert leaf_count(leaf, "abc", 300, "here") == len(NODES)
+    for stream_id, first in (("abd", 300), ("abc", 299)):
+        with pytest.raises(CorruptionError, match="here: version, stream id"):
+            leaf_count(leaf, stream_id, first, "here")
+    for damaged in (leaf[:-1], leaf[:3], b"", b"\0" + leaf[1:], leaf[:-1] + b"\0\0"):
+        with pytest.raises(CorruptionError, match="here: its checksum"):
+            leaf_count(damaged, "abc", 300, "here")
+    with pytest.raises(CorruptionError, match="here: version, stream id"):
+        leaf_count(encode_index("abc", 1, 300, POINTERS), "abc", 300, "here")
 
 
 def test_page_of_another_place_is_refused() -> None:
@@ -110,6 +155,8 @@ def test_pages_that_are_not_in_order_are_refused() -> None:
         (msgspec.structs.replace(POINTERS[0], entry_id=-1),),
         (POINTERS[2], POINTERS[1]),
         (POINTERS[1], msgspec.structs.replace(POINTERS[2], rows_before=1)),
+        (POINTERS[1], msgspec.structs.replace(POINTERS[2], bytes_before=1)),
+        (POINTERS[1], msgspec.structs.replace(POINTERS[2], first_segment=3)),
     ):
         with pytest.raises(CorruptionError, match="order"):
             decode_index(encode_index("abc", 1, 0, wrong), "abc", 1, 0, "here")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -66,6 +67,30 @@ def test_list_ends_before_it_has_too_many_commits(monkeypatch: pytest.MonkeyPatc
 
 def test_list_ends_once_it_has_enough_bytes() -> None:
     assert chosen(commits(*[[ONE]] * 5), size_bytes=20) == [range(2), range(2, 4), range(4, 5)]
+    assert chosen(commits(*[[ONE]] * 5), size_bytes=21) == [range(3), range(3, 5)]
+
+
+@pytest.mark.parametrize(
+    ("segments", "size_bytes", "is_small"),
+    [
+        ([ONE], 63, True),
+        ([ONE], 64, False),  # a sixteenth of an entry
+        ([(1, 1, 1)], 191, True),  # by the mean of its entries
+        ([(1, 1, 1)], 192, False),
+        ([ONE, (1, 1), ONE], 255, True),
+        ([ONE, (1, 1), ONE], 256, False),
+        ([], 0, True),
+    ],
+)
+def test_commit_is_small_by_the_bytes_of_its_entries_as_stored(
+    segments: Sequence[Sequence[int]], size_bytes: int, is_small: bool
+) -> None:
+    (commit,) = commits(segments)
+    sized = [replace(part, size_bytes=1) for part in commit.segments]
+    sized[-1:] = [replace(part, size_bytes=size_bytes - len(sized) + 1) for part in sized[-1:]]
+    made = replace(commit, segments=tuple(sized))
+    assert made.size_bytes == size_bytes
+    assert Choice(1024, 1 << 30, 1).is_small(made) == is_small
 
 
 def test_commits_without_rows_lie_within_a_list_and_large_ones_and_gaps_end_it() -> None:

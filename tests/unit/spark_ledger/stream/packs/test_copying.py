@@ -98,10 +98,13 @@ def test_copy_is_paced_by_bytes_and_tells_how_far_it_is() -> None:
         for n in range(60):
             await stream.append(table(90 * n, 90))
         paced: list[int] = []
+        appended: list[int] = []
         told: list[tuple[int, int]] = []
+        waits, appends = ledgers.room_waits, ledgers.appends
 
         async def pace(size_bytes: int) -> None:
             paced.append(size_bytes)
+            appended.append(ledgers.appends - appends)
 
         def progress(rows: int, total: int) -> None:
             told.append((rows, total))
@@ -112,6 +115,8 @@ def test_copy_is_paced_by_bytes_and_tells_how_far_it_is() -> None:
         assert packed.pack is not None and packed.pack.entries > 1
         payloads = ledgers.ledgers[packed.pack.ledger_id].payloads
         assert paced == [len(each) for each in payloads[:-1]], "all but the index"
+        assert appended == list(range(len(paced))), "before the entry is appended"
+        assert ledgers.room_waits - waits == len(payloads), "and no more of it than has room"
         assert packed.pack.size_bytes == sum(paced)
         assert packed.size_bytes > packed.pack.size_bytes, "of the former entries"
         assert told[0][0] < told[-1][0] and told[-1] == (5400, 5400)

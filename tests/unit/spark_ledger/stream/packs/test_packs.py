@@ -356,6 +356,16 @@ PACK = Pack(0, 4, 0, 8, LedgerId(7), 1, 8, 100)
         (PACK._replace(end=0),),
         (PACK._replace(entries=0),),
         (PACK._replace(ledger_id=LedgerId(-1)),),
+        (PACK._replace(rows=0),),
+        (PACK._replace(size_bytes=0),),
+        (PACK._replace(first=-1),),
+        (PACK._replace(first_segment=8),),
+        (PACK._replace(first_segment=-1),),
+        (
+            PACK,
+            PACK._replace(first=4, end=6, first_segment=8, end_segment=12),
+            PACK._replace(first=5, end=7, first_segment=12, end_segment=13),
+        ),
     ],
 )
 def test_decode_packs_that_cannot_be_is_refused(packs: tuple[Pack, ...]) -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from spark_ledger.errors import (
     ConfigurationError,
     ConflictError,
+    LedgerError,
+    NoSuchStreamError,
     OutcomeUnknownError,
     RetryableError,
 )
 from spark_ledger.metadata.base import Operation
+from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.packs import optimizer
 from spark_ledger.stream.packs.format import encode_packs
 from spark_ledger.stream.packs.model import Pack, Packs
@@ -22,10 +27,14 @@ from tests.unit.spark_ledger.stream.packs.test_packs import (
     COMMITS,
     optimize,
     packs_of,
+    planned,
+    read,
+    values,
     write,
     written,
 )
-from tests.unit.spark_ledger.stream.world import run
+from tests.unit.spark_ledger.stream.world import SCHEMA, another, run
+from tests.unit.virtual_time import run_in_virtual_time
 
 
 def test_pack_too_many_is_refused_before_anything_is_copied(
@@ -47,13 +56,17 @@ def test_pack_too_many_is_refused_before_anything_is_copied(
     run(scenario())
 
 
-@pytest.mark.parametrize("in_doubt", [False, True])
+@pytest.mark.parametrize(
+    ("replies", "in_doubt"), [("ccc", False), ("uuu", True), ("ucc", True), ("cuc", True)]
+)
 def test_pack_that_is_not_named_leaves_its_ledger_only_if_that_is_in_doubt(
-    in_doubt: bool, monkeypatch: pytest.MonkeyPatch
+    replies: str, in_doubt: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Conflicts and unknown outcomes, as they come: one that was ever unknown may still arrive."""
     monkeypatch.setattr(optimizer, "_NAME_ATTEMPTS", 3)
 
     async def scenario() -> None:
+        left = list(replies)
         ledgers = FakeLedgers()
         stream = await written(ledgers)
         await stream.retention.allow_packs()
@@ -62,7 +75,7 @@ def test_pack_that_is_not_named_leaves_its_ledger_only_if_that_is_in_doubt(
         async def refused(operations: Sequence[Operation]) -> None:
             if all(each.path != "streams/s/packs" for each in operations):
                 await change(operations)
-            elif in_doubt:
+            elif left.pop(0) == "u":
                 raise OutcomeUnknownError("no answer")
             else:
                 raise ConflictError("changed")
@@ -70,8 +83,95 @@ def test_pack_that_is_not_named_leaves_its_ledger_only_if_that_is_in_doubt(
         ledgers.store.transaction = refused  # type: ignore[method-assign]
         with pytest.raises(RetryableError):
             await optimize(stream)
-        assert len(set(ledgers.ledgers) - known) == in_doubt
+        assert len(set(ledgers.ledgers) - known) == in_doubt and not left
         assert not packs_of(ledgers).packs
+
+    run(scenario())
+
+
+def test_pack_is_named_for_a_second_while_others_change_the_nodes_of_the_stream() -> None:
+    """A keeper lists ledgers and takes the list back, some times in a row."""
+
+    async def scenario(refusals: int) -> float:
+        ledgers = FakeLedgers()
+        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
+        await stream.retention.allow_packs()
+        ledger = await ledgers.create_ledger()
+        pack = Pack(0, 6, 0, 12, ledger.ledger_id, entries=1, rows=12, size_bytes=100)
+        change, loop, left = ledgers.store.transaction, asyncio.get_running_loop(), refusals
+
+        async def refused(operations: Sequence[Operation]) -> None:
+            nonlocal left
+            left -= 1
+            if left >= 0:
+                raise ConflictError("changed")
+            await change(operations)
+
+        ledgers.store.transaction = refused  # type: ignore[method-assign]
+        began = loop.time()
+        if refusals < 20:
+            assert await stream.optimizer._name(pack)
+            assert packs_of(ledgers).packs == (pack,)
+        else:
+            with pytest.raises(RetryableError, match="keep changing"):
+                await stream.optimizer._name(pack)
+            assert not ledgers.ledgers
+        return loop.time() - began
+
+    assert [run_in_virtual_time(scenario(n)) for n in (0, 1, 19, 20)] == pytest.approx(
+        [0, 0.05, 0.95, 1.0]
+    )
+
+
+def test_pack_of_a_stream_that_was_replaced_is_not_named_by_the_new_one() -> None:
+    """The nodes of both have the same versions (rule T7)."""
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await written(ledgers)
+        await stream.retention.allow_packs()
+        catalog, change = StreamCatalog(ledgers), ledgers.store.transaction
+
+        async def late(operations: Sequence[Operation]) -> None:
+            if any(each.path == "streams/s/packs" for each in operations):
+                ledgers.store.transaction = change  # type: ignore[method-assign]
+                await catalog.delete("s")
+                new = await catalog.create("s", SCHEMA)
+                await write(new, range(COMMITS))
+                await new.retention.allow_packs()
+                assert new._schemas.versioned.version == stream._schemas.versioned.version
+            await change(operations)
+
+        ledgers.store.transaction = late  # type: ignore[method-assign]
+        with pytest.raises(NoSuchStreamError):
+            await optimize(stream)
+        assert not packs_of(ledgers).packs
+        fresh = await another(ledgers)[1].open("s")
+        assert values(await read(fresh, await planned(fresh))) == list(range(12))
+
+    run(scenario())
+
+
+def test_ledger_of_a_pack_may_be_deleted_until_it_is_named_and_is_not_kept_if_it_fails() -> None:
+    """So that one whose optimizer was killed is not left (rule K4)."""
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await written(ledgers)
+        known, create, options = set(ledgers.ledgers), ledgers.create_ledger, list[object]()
+
+        async def created(**given: Any) -> Any:
+            options.append(given["until_named"])
+            return await create(**given)
+
+        ledgers.create_ledger = created  # type: ignore[method-assign]
+        for failing in (1, 2):
+            ledgers.fail_append_at = ledgers.appends + failing
+            with pytest.raises(LedgerError, match="no"):
+                await optimize(stream)
+            assert set(ledgers.ledgers) == known, "an entry, or the index"
+        (packed,) = await optimize(stream)
+        assert packed.pack is not None and options == [True] * 3
 
     run(scenario())
 

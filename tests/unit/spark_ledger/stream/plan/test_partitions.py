@@ -122,6 +122,7 @@ def test_plan_of_nothing_is_empty() -> None:
         (15 * MIB, 3, PlanLimits(4), 3),
         (15 * MIB, 100, PlanLimits(1, MIB), 15),
         (1 << 50, 1 << 30, PlanLimits(1, MIB), PARTITIONS_MAX),
+        (1 << 50, 1 << 30, PlanLimits(PARTITIONS_MAX + 7, MIB), PARTITIONS_MAX + 7),
     ],
 )
 def test_partition_count(total: int, entries: int, limits: PlanLimits, count: int) -> None:

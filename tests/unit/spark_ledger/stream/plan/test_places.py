@@ -93,3 +93,50 @@ def test_order_has_each_bookie_with_a_copy_once_and_the_planned_one_first() -> N
         expected = balance(*MANY, turn=turn).expected_reads(units[:1], 1000)
         assert sorted(expected.order) == sorted(MANY)
         assert expected.parts[0].bookie_id == expected.order[0]
+
+
+def test_packed_segments_with_others_between_them_are_planned_with_all_entries_between() -> None:
+    """As a read with a condition leaves them: only the index, which a plan does not read, says
+    which of the entries it needs."""
+    pack = Pack(0, 10, 0, 10, LedgerId(9), entries=5, rows=100, size_bytes=1000)
+    ledgers = {LedgerId(9): ledger(9, *((n, MANY[n : n + 3]) for n in range(5)))}
+    ranges = ranges_between(commits(*(segment(n, (10,)) for n in range(10))), Dlsn(0), Dlsn(10))
+    packs = Packs((pack,))
+    for chosen, fragments in (((0, 9), [0, 1, 2, 3, 4]), ((2, 5), [1, 2]), ((7, 8), [3, 4])):
+        units = units_of([ranges[n] for n in chosen], ledgers, packs)
+        assert [unit.fragment for unit in units] == fragments
+        assert sum(unit.size_bytes for unit in units) == pytest.approx(200, abs=5)
+
+
+def test_what_a_bookie_has_served_counts_as_much_as_what_it_lacks() -> None:
+    one, two = MANY[:2]
+    for served, first in ((99, one), (101, two)):
+        chosen = balance(one, two)
+        chosen.first_reads([Unit(LedgerId(1), EntryId(0), served, (one,))])
+        units = [
+            Unit(LedgerId(2), EntryId(0), 100, (one,)),
+            Unit(LedgerId(3), EntryId(0), 100, (one, two)),
+        ]
+        assert chosen.first_reads(units).order[0] == first, "it lacks 100 bytes, or none"
+
+
+def test_bookies_that_are_asked_for_nothing_follow_with_those_first_that_have_served_least() -> (
+    None
+):
+    chosen = balance(*MANY[:4])
+    for bookie, size_bytes in zip(MANY, (50, 300, 100, 200), strict=False):
+        chosen.first_reads([Unit(LedgerId(1), EntryId(0), size_bytes, (bookie,))])
+    unit = Unit(LedgerId(2), EntryId(0), 10, MANY[:4])
+    assert chosen.first_reads([unit]).order == ("b0", "b2", "b3", "b1")
+    expected = chosen.expected_reads([unit._replace(bookies=MANY[1:3])], 10)
+    assert expected.order == ("b2", "b1", "b0", "b3")
+
+
+def test_sample_stands_for_its_partition_in_the_proportions_that_it_has() -> None:
+    units = [
+        Unit(LedgerId(1), EntryId(0), 1, MANY[:1]),
+        Unit(LedgerId(2), EntryId(7), 3, MANY[1:2]),
+    ]
+    reads = balance(*MANY[:3]).expected_reads(units, 400)
+    assert reads.bytes_by_bookie == {"b1": 300, "b0": 100}
+    assert sorted(reads.parts) == [(1, 0, "b0", 100), (2, 7, "b1", 300)]
