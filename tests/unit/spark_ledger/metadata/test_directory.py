@@ -97,6 +97,10 @@ def test_rack_of_a_bookie_that_is_gone_is_known_still_and_those_here_are_in_orde
         await directory.refresh()
         assert [info.bookie_id for info in directory.all()] == ["b", "c"]
         assert directory.rack(BookieId("a")) == "/r1"
+        await first.register(replace(bookie("a", "moved:1"), rack="/r2"))
+        await directory.refresh()
+        assert directory.rack(BookieId("a")) == "/r2"
+        assert directory.address(BookieId("a")) == "moved:1"
         await directory.close()
 
     run_in_virtual_time(main())

@@ -1,9 +1,10 @@
-"""How a ZooKeeper store ends, also one that never connected; what is asked behind a sync; and what
-a server says of its size."""
+"""How a ZooKeeper store begins and ends, also one that never connected; what is asked behind a
+sync; and what a server says of its size."""
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from threading import Thread
 from typing import Any, cast
 
@@ -14,11 +15,12 @@ from kazoo.handlers.threading import (
     KazooTimeoutError,
     SequentialThreadingHandler,
 )
+from kazoo.security import make_digest_acl
 
-from spark_ledger.errors import ConfigurationError, MetadataUnavailableError
+from spark_ledger.errors import ConfigurationError, MetadataUnavailableError, UnauthorizedError
 from spark_ledger.metadata.base import StoreSize
 from spark_ledger.metadata.cluster import CLUSTER_PATH
-from spark_ledger.metadata.connect import open_store
+from spark_ledger.metadata.connect import connected_store, open_store
 from spark_ledger.metadata.zookeeper import restored, session
 from spark_ledger.metadata.zookeeper.kazoo_api import Client
 from spark_ledger.metadata.zookeeper.restored import newest_change
@@ -27,6 +29,69 @@ from spark_ledger.types import Versioned
 from tests.unit.spark_ledger.metadata.fake_zookeeper import FakeKazoo, FakeServer, Run, run
 
 __all__ = ["run"]
+
+
+@pytest.mark.parametrize(
+    ("user", "auth", "acl"),
+    [
+        ("", None, None),
+        ("u:p@", [("digest", "u:p")], [make_digest_acl("u", "p", all=True)]),
+    ],
+)
+def test_user_of_the_uri_shows_his_password_and_owns_what_he_makes(
+    monkeypatch: pytest.MonkeyPatch, user: str, auth: object, acl: object
+) -> None:
+    """Otherwise anybody could delete it; and without a user nobody is kept out."""
+
+    async def main() -> None:
+        server = FakeServer()
+        monkeypatch.setattr(session, "KazooClient", server.client)
+        store = await open_store(f"zk://{user}h:1/root", session_timeout_s=2.5)
+        (client,) = server.clients
+        await store.close()
+        settings = client.settings
+        assert (settings["auth_data"], settings["default_acl"]) == (auth, acl)
+        assert (settings["hosts"], settings["timeout"]) == ("h:1", 2.5)
+        assert settings["connection_retry"]["max_tries"] == -1, "an outage may last for days"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("user", "who"), [("", "no user"), ("u:p@", "user 'u'")])
+def test_root_that_is_not_open_to_the_user_is_an_error_that_names_him_and_leaves_no_session(
+    monkeypatch: pytest.MonkeyPatch, user: str, who: str
+) -> None:
+    def refused(client: FakeKazoo, path: str) -> Any:
+        def refuse() -> None:
+            raise kz.NoAuthError
+
+        return client._request("get", path, refuse)
+
+    async def main() -> None:
+        server = FakeServer()
+        monkeypatch.setattr(session, "KazooClient", server.client)
+        monkeypatch.setattr(FakeKazoo, "get_async", refused)
+        with pytest.raises(UnauthorizedError, match=f"refuses '/root' to {who}: check"):
+            await open_store(f"zk://{user}h:1/root")
+        assert [client.is_stopped for client in server.clients] == [True]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_store_of_a_while_is_closed_behind_it(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    async def main() -> None:
+        server = FakeServer()
+        monkeypatch.setattr(session, "KazooClient", server.client)
+        with suppress(KeyError):
+            async with connected_store("zk://h:1/root") as store:
+                await store.create("n", b"", ephemeral=True)
+                if fails:
+                    raise KeyError
+        assert [client.is_stopped for client in server.clients] == [True]
+        assert "/root/n" not in server.nodes and "/root" in server.nodes
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("ends_by", ["timeout", "cancellation"])

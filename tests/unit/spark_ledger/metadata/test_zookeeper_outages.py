@@ -173,3 +173,27 @@ def test_connection_that_breaks_as_a_look_ends_is_looked_into_again(
         await eventually(lambda: bool(store.restored))
 
     run(scenario)
+
+
+def test_connection_that_dies_when_the_store_was_found_to_be_older_is_replaced_once(
+    run: Run, answers: list[int | Exception | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the nodes of the session that has just begun are gone, and nobody is told."""
+
+    async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        monkeypatch.setattr(session, "ZOOKEEPER_RESTART_DELAY_S", 0.05)
+        lost: list[int] = []
+        store.on_session_lost(lambda: lost.append(server.sessions))
+        answers.append(SEEN - 1)
+        (first,) = server.clients
+        cut(server)
+        await eventually(lambda: bool(store.restored))
+        await asyncio.sleep(0.02)
+        first.die()
+        await store.create("n", b"", ephemeral=True)
+        await asyncio.sleep(0.1)
+        assert lost == [server.nodes["/root/n"].owner]
+        assert first.is_stopped and server.clients[-1].connected
+        assert await store.is_own("n")
+
+    run(scenario)
