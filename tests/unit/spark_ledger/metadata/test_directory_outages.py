@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 
@@ -16,6 +17,35 @@ from tests.unit.virtual_time import run_in_virtual_time
 pytestmark = pytest.mark.leaves_open(
     "BookieRegistry._keep", reason="the process of a bookie goes on"
 )
+
+
+@pytest.mark.parametrize("at", [0.0, 1.0])
+def test_periodic_looks_of_clients_are_apart(at: float) -> None:
+    """All clients of a cluster start at once, behind an outage, and would look at once for ever."""
+
+    class Draw(random.Random):
+        def uniform(self, a: float, b: float) -> float:
+            return a + at * (b - a)
+
+    async def main() -> None:
+        looks: list[float] = []
+        loop = asyncio.get_running_loop()
+
+        def interpose(_name: str, path: str) -> Fault:
+            if path == "bookies/writable":
+                looks.append(loop.time())
+            return Fault()
+
+        store = MemoryTree().open_session(interpose=interpose)
+        directory = BookieDirectory(BookieRegistry(store), Draw())
+        await directory.start()
+        await asyncio.sleep(4 * DIRECTORY_REFRESH_S + 1)
+        period_s = DIRECTORY_REFRESH_S * (0.8 + 0.4 * at)
+        assert looks == pytest.approx([n * period_s for n in range(len(looks))])
+        assert len(looks) == 1 + 4 * DIRECTORY_REFRESH_S // period_s
+        await directory.close()
+
+    run_in_virtual_time(main())
 
 
 def test_store_that_cannot_be_reached_is_asked_once_for_each_change() -> None:

@@ -61,7 +61,8 @@ def test_store_that_went_back_is_found_out_however_often_nothing_was_found_befor
         assert lost == [1], "nodes of the session are gone"
         assert watched == [1], "what was read may be out of date"
         first, *_, last = server.clients
-        assert first.is_stopped and not first.connected
+        await eventually(lambda: first.is_stopped)
+        assert not first.connected
         assert last.connected and not last.is_stopped
         server.create("/root/n", b"now")
         assert (await store.get("n")).value == b"now", "it goes on"
@@ -175,6 +176,33 @@ def test_connection_that_breaks_as_a_look_ends_is_looked_into_again(
     run(scenario)
 
 
+def test_outage_is_looked_into_with_a_client_of_its_own_each_time(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is ended with the look: that of the store would never come back."""
+    probes: list[tuple[FakeKazoo, str]] = []
+
+    def newest_change(client: FakeKazoo, path: str) -> int:
+        probes.append((client, path))
+        client.is_stopped = True
+        return SEEN
+
+    monkeypatch.setattr(session, "newest_change", newest_change)
+    monkeypatch.setattr(session, "ZOOKEEPER_PROBE_AFTER_S", 0.005)
+
+    async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        (first,) = server.clients
+        cut(server)
+        await eventually(lambda: len(probes) >= 3)
+        first.connect()
+        assert len({id(client) for client, _ in probes[:3]} - {id(first)}) == 3
+        assert {path for _, path in probes} == {"/root"}
+        assert {client.settings["hosts"] for client, _ in probes} == {first.settings["hosts"]}
+        assert await store.children("n") == [] and not first.is_stopped
+
+    run(scenario)
+
+
 def test_connection_that_dies_when_the_store_was_found_to_be_older_is_replaced_once(
     run: Run, answers: list[int | Exception | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,7 +221,8 @@ def test_connection_that_dies_when_the_store_was_found_to_be_older_is_replaced_o
         await store.create("n", b"", ephemeral=True)
         await asyncio.sleep(0.1)
         assert lost == [server.nodes["/root/n"].owner]
-        assert first.is_stopped and server.clients[-1].connected
+        await eventually(lambda: first.is_stopped)
+        assert server.clients[-1].connected
         assert await store.is_own("n")
 
     run(scenario)

@@ -184,9 +184,12 @@ def test_watch_whose_children_change_while_nobody_wants_it_is_used_again(run: Ru
             await settle()
         assert len(client.data_watches["/root/n"]) == 1
         last = store.watch("n", lambda: calls.append(1))
-        server.set("/root/n", b"seen")
+        server.create("/root/n/seen", b"")
         await settle()
         assert calls == [1]
+        server.set("/root/n", b"seen")
+        await settle()
+        assert calls == [1, 1]
         last.cancel()
         server.create("/root/n/last", b"")
         server.set("/root/n", b"unseen")
