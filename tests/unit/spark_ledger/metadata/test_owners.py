@@ -219,3 +219,20 @@ def test_owner_of_which_a_server_that_lags_knows_nothing_is_alive() -> None:
         assert await is_alive(store, name)
 
     asyncio.run(main())
+
+
+def test_owner_that_lost_several_sessions_is_closed_whole() -> None:
+    """Each of them asked for its node once more, and only the last one was ended."""
+
+    async def main() -> None:
+        store = MemoryTree().open_session()
+        owner = Owner(store)
+        await owner.announce()
+        store.interpose = lambda *_: Fault(Outcome.UNAVAILABLE)
+        for _ in range(3):
+            store.expire()
+            await asyncio.sleep(0.01)
+        await owner.close()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())

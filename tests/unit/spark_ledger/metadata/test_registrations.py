@@ -8,6 +8,7 @@ from collections.abc import Coroutine
 import pytest
 
 from spark_ledger.errors import BookieReplacedError
+from spark_ledger.limits.metadata import REGISTRATION_MARGIN_S, REGISTRATION_POLL_S
 from spark_ledger.metadata import bookies
 from spark_ledger.metadata.base import Create
 from spark_ledger.metadata.bookies import BookieRegistry
@@ -160,6 +161,26 @@ def test_wait_beside_a_node_that_changes_looks_again_no_more_often_than_that() -
         assert at_first and looks == 3 * at_first
         other.expire()
         await waiting
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize("goes", [True, False])
+def test_wait_looks_again_without_a_notice_and_ends_at_its_time(goes: bool) -> None:
+    async def main() -> None:
+        tree, loop = MemoryTree(), asyncio.get_running_loop()
+        other, store = tree.open_session(), tree.open_session()
+        await leave_node(other)
+        registry = BookieRegistry(store, session_timeout_s=4.5)
+        store.watch = lambda _path, _callback: other.on_session_lost(lambda: None)  # type: ignore[method-assign]
+        if goes:
+            loop.call_later(3 * REGISTRATION_POLL_S - 0.5, other.expire)
+            await registry.wait_until_vacant(B)
+            assert loop.time() == pytest.approx(3 * REGISTRATION_POLL_S)
+        else:
+            with pytest.raises(BookieReplacedError):
+                await registry.wait_until_vacant(B)
+            assert loop.time() == pytest.approx(4.5 + REGISTRATION_MARGIN_S)
 
     run_in_virtual_time(main())
 

@@ -305,7 +305,7 @@ def test_ledger_of_which_a_server_that_lags_knew_nothing_is_remembered(makes: bo
 
     async def main() -> None:
         store = Store(MemoryTree())
-        writer, lags = LedgerStore(store), True
+        writer, lags, loses = LedgerStore(store), True, True
         if not makes:
             await history(store, OPEN)
         get, transaction = store.get, store.transaction
@@ -322,7 +322,6 @@ def test_ledger_of_which_a_server_that_lags_knew_nothing_is_remembered(makes: bo
                 loses = False
                 raise OutcomeUnknownError("its reply was lost")
 
-        loses = True
         store.get = lagging  # type: ignore[method-assign]
         store.transaction = losing  # type: ignore[method-assign]
         found = await (writer.create(OPEN) if makes else writer.read_newest(L))

@@ -83,6 +83,7 @@ def test_server_that_comes_back_with_all_that_was_seen_was_not_restored(
         await asyncio.sleep(0.05)
         assert store.restored == ""
         assert not server.clients[0].is_stopped
+        assert asyncio.all_tasks() == {asyncio.current_task()}, "nobody looks any more"
 
     run(scenario)
 
@@ -224,5 +225,26 @@ def test_connection_that_dies_when_the_store_was_found_to_be_older_is_replaced_o
         await eventually(lambda: first.is_stopped)
         assert server.clients[-1].connected
         assert await store.is_own("n")
+
+    run(scenario)
+
+
+def test_watch_of_an_outage_stays_when_another_of_its_node_goes(run: Run) -> None:
+    """Nothing stands for it at the server yet."""
+
+    async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        (client,) = server.clients
+        client.break_connection()
+        calls: list[int] = []
+        other = store.watch("n", lambda: calls.append(0))
+        watch = store.watch("n", lambda: calls.append(1))
+        other.cancel()
+        client.connect()
+        await settle()
+        assert calls == [1]
+        server.create("/root/n", b"")
+        await settle()
+        assert calls == [1, 1]
+        watch.cancel()
 
     run(scenario)
