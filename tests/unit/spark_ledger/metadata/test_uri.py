@@ -56,6 +56,7 @@ def test_credentials_are_decoded_and_never_shown() -> None:
         ("zk://[ab/x", "not a host"),
         ("zk://user@a/x", "user:password@"),
         ("zk://:secret@a/x", "user:password@"),
+        ("zk://secret:@a/x", "user:password@"),
         ("zk:/user:secret@a:1/x", "zk://"),
         ("zk//user:secret@a:1/x", "zk://"),
         ("user:secret@a:1/x", "zk://"),
