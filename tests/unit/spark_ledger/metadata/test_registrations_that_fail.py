@@ -15,6 +15,7 @@ from spark_ledger.errors import (
     CorruptionError,
     LedgerError,
     MetadataUnavailableError,
+    OutcomeUnknownError,
     UnauthorizedError,
 )
 from spark_ledger.limits.metadata import METADATA_ATTEMPTS
@@ -295,6 +296,33 @@ def test_registration_that_is_changed_under_its_change_is_what_was_said_last(lat
         await registry.register(changed)
         assert not left and await registry.list() == [changed]
         await registry.deregister()
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize("name", ["create", "delete"])
+def test_registration_without_any_reply_is_unknown_after_so_many_attempts(name: str) -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        session = tree.open_session()
+        registry, attempts = BookieRegistry(session), 0
+
+        def interpose(operation: str, _path: str) -> Fault:
+            nonlocal attempts
+            attempts += operation == name
+            return Fault(Outcome.LOST_REQUEST if operation == name else Outcome.NORMAL)
+
+        if name == "delete":
+            await registry.register(INFO)
+        session.interpose = interpose
+        with pytest.raises(OutcomeUnknownError):
+            await (registry.register(INFO) if name == "create" else registry.deregister())
+        assert attempts == METADATA_ATTEMPTS
+        session.interpose = None
+        await registry.register(INFO)
+        assert registry.registered and await registry.list() == [INFO]
+        await registry.deregister()
+        assert await registry.list() == []
 
     run_in_virtual_time(main())
 
