@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from spark_ledger.errors import MetadataUnavailableError
 from spark_ledger.limits.metadata import DIRECTORY_REFRESH_S
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.directory import BookieDirectory
@@ -17,6 +18,28 @@ from tests.unit.virtual_time import run_in_virtual_time
 pytestmark = pytest.mark.leaves_open(
     "BookieRegistry._keep", reason="the process of a bookie goes on"
 )
+
+
+def test_view_that_could_not_be_begun_follows_nothing_and_can_be_begun_again() -> None:
+    async def main() -> None:
+        tree, fault = MemoryTree(), Fault(Outcome.UNAVAILABLE)
+        store = tree.open_session(interpose=lambda _name, _path: fault)
+        directory = BookieDirectory(BookieRegistry(store))
+        with pytest.raises(MetadataUnavailableError):
+            await directory.start()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        await directory.close()
+        assert tree._watches == {}
+        fault = Fault()
+        other = BookieRegistry(tree.open_session())
+        await directory.start()
+        await other.register(bookie("a"))
+        await asyncio.sleep(1.0)
+        assert directory.all() == [bookie("a")]
+        await directory.close()
+        await other.deregister()
+
+    run_in_virtual_time(main())
 
 
 @pytest.mark.parametrize("at", [0.0, 1.0])

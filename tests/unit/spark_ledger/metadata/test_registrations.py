@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 
 import pytest
 
 from spark_ledger.errors import BookieReplacedError
 from spark_ledger.limits.metadata import REGISTRATION_MARGIN_S, REGISTRATION_POLL_S
 from spark_ledger.metadata import bookies
-from spark_ledger.metadata.base import Create
+from spark_ledger.metadata.base import Create, Watch
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.codec import encode_bookie
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, MemoryTree, Outcome
@@ -172,7 +172,11 @@ def test_wait_looks_again_without_a_notice_and_ends_at_its_time(goes: bool) -> N
         other, store = tree.open_session(), tree.open_session()
         await leave_node(other)
         registry = BookieRegistry(store, session_timeout_s=4.5)
-        store.watch = lambda _path, _callback: other.on_session_lost(lambda: None)  # type: ignore[method-assign]
+
+        def unheard(path: str, callback: Callable[[], None]) -> Watch:
+            return other.watch(path, lambda: None)
+
+        store.watch = unheard  # type: ignore[method-assign]
         if goes:
             loop.call_later(3 * REGISTRATION_POLL_S - 0.5, other.expire)
             await registry.wait_until_vacant(B)
