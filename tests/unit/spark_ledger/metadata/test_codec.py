@@ -7,6 +7,7 @@ import pytest
 
 from spark_ledger.errors import ConfigurationError, CorruptionError
 from spark_ledger.limits.entries import FRAGMENTS_MAX, LEDGER_METADATA_BYTES_MAX
+from spark_ledger.metadata.cluster import cluster_identity
 from spark_ledger.metadata.codec import (
     BookieNode,
     ClusterNode,
@@ -266,3 +267,11 @@ def test_cluster_with_a_policy_golden_bytes() -> None:
     for wrong in (b'"min_racks":0', b'"min_racks":2,"zones":1', b'"min_racks":2.5'):
         with pytest.raises(CorruptionError, match="'p'"):
             decode_node(ClusterNode, "p", data.replace(b'"min_racks":2', wrong))
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b'{"cluster_id":7}', b'{"cluster_id":"\xff"}', b"[" * 5_000]
+)
+def test_identity_of_a_cluster_is_its_id_or_all_of_a_node_that_has_none(data: bytes) -> None:
+    assert cluster_identity(data) == data
+    assert cluster_identity(b'{"format_version":99,"cluster_id":"c","zones":[1]}') == b"c"
