@@ -61,6 +61,24 @@ def test_bookie_that_comes_while_the_list_is_read_is_seen(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("path", ["bookies/writable", "bookies/readonly"])
+def test_bookie_that_comes_while_the_list_is_read_first_is_seen(path: str) -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        await BookieRegistry(tree.open_session()).register(bookie("a"))
+        await tree.open_session().create("bookies/readonly", b"")
+        store = LateReplies(tree)
+        came = Create(f"{path}/b", encode_bookie(bookie("b")))
+        store.on_way = once("children", path, lambda: tree.apply([came]))
+        seen = BookieDirectory(BookieRegistry(store))
+        await seen.start()
+        await asyncio.sleep(1.0)
+        assert [info.bookie_id for info in seen.all()] == ["a", "b"]
+        await seen.close()
+
+    run_in_virtual_time(main())
+
+
 def test_session_that_is_lost_while_the_bookie_registers_again_is_made_good(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -24,6 +24,7 @@ from spark_ledger.metadata.cluster import CLUSTER_PATH
 from spark_ledger.metadata.connect import connected_store, open_store
 from spark_ledger.metadata.zookeeper import restored, session
 from spark_ledger.metadata.zookeeper import store as store_module
+from spark_ledger.metadata.zookeeper.handler import PollingHandler
 from spark_ledger.metadata.zookeeper.kazoo_api import Client
 from spark_ledger.metadata.zookeeper.restored import newest_change
 from spark_ledger.metadata.zookeeper.store import ZooKeeperStore
@@ -61,6 +62,7 @@ def test_user_of_the_uri_shows_his_password_and_owns_what_he_makes(
         assert (settings["auth_data"], settings["default_acl"]) == (auth, acl)
         assert (settings["hosts"], settings["timeout"]) == ("h:1", 2.5)
         assert settings["connection_retry"]["max_tries"] == -1, "an outage may last for days"
+        assert isinstance(settings["handler"], PollingHandler)
 
     asyncio.run(main())
 

@@ -235,6 +235,8 @@ def test_watch_of_an_outage_stays_when_another_of_its_node_goes(run: Run) -> Non
     async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
         (client,) = server.clients
         client.break_connection()
+        store.watch("m", lambda: None).cancel()
+        assert not store._watches._watches, "nothing is kept of it"
         calls: list[int] = []
         other = store.watch("n", lambda: calls.append(0))
         watch = store.watch("n", lambda: calls.append(1))
