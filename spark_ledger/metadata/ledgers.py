@@ -159,7 +159,7 @@ class LedgerStore:
         try:
             return await self.read(ledger_id)
         except NoSuchLedgerError:
-            return await self._read(ledger_id, self._store.get_latest)
+            return await self.read_latest(ledger_id)
 
     async def read_latest(self, ledger_id: LedgerId) -> Versioned[LedgerMetadata]:
         """As ``read``, and no older than this call, though the server that answers may lag."""

@@ -58,18 +58,19 @@ async def pages(store: MetadataStore, root: str) -> AsyncGenerator[Page, None]:
 
 async def page_numbers(store: MetadataStore, root: str) -> list[int]:
     """The numbers of the pages that are there, ascending."""
-    return [
+    numbers = [
         int(high + middle)
         for high in await store.children(root)
         for middle in await store.children(f"{root}/{high}")
     ]
+    return sorted(numbers)  # as names, 100 comes before 99
 
 
 async def newest_pages(store: MetadataStore, root: str, count: int) -> list[Page]:
     """The last ``count`` pages below ``root``, ascending: where the ids that were given out lately
     are."""
     numbers: list[int] = []
-    for high in sorted(await store.children(root), reverse=True):
+    for high in sorted(await store.children(root), key=int, reverse=True):
         if len(numbers) < count:
             middles = await store.children(f"{root}/{high}")
             numbers += sorted((int(high + middle) for middle in middles), reverse=True)

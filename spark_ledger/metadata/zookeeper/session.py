@@ -314,15 +314,15 @@ class Session:
             self._look_into_outage()  # it was connected for a moment
 
     def _restart_soon(self) -> None:
-        restart = self._loop.create_task(self._restart())
+        restart = self._loop.create_task(self._restart(self.client))
         self._restarts.add(restart)
         restart.add_done_callback(self._restarts.discard)
 
-    async def _restart(self) -> None:
+    async def _restart(self, old: Client) -> None:
         """Go on with a client that has seen nothing; its session is another one."""
         await asyncio.sleep(ZOOKEEPER_RESTART_DELAY_S)
-        if not self._closed:
-            old, self.client = self.client, self._new_client()
+        if not self._closed and self.client is old:  # there may be two reasons to replace it
+            self.client = self._new_client()
             self.client.start_async()
             await asyncio.to_thread(_end, old)
 

@@ -224,10 +224,10 @@ class FakeKazoo:
         if not silently:
             self.tell(KazooState.LOST)
 
-    def die(self) -> None:
-        """kazoo's thread ends by an error of its own."""
+    def die(self, state: str = KeeperState.CLOSED) -> None:
+        """kazoo's thread ends by an error of its own, or because its credentials were refused."""
         self.expire(silently=True)
-        self.client_state = KeeperState.CLOSED
+        self.client_state = state
         self.tell(KazooState.LOST)
 
     def stop(self) -> None:

@@ -10,7 +10,14 @@ import pytest
 
 from spark_ledger.errors import ConfigurationError, ConflictError
 from spark_ledger.limits.entries import METADATA_REQUEST_BYTES_MAX
-from spark_ledger.metadata.base import Create, Delete, Put, Subscription, check_operations
+from spark_ledger.metadata.base import (
+    Create,
+    Delete,
+    Put,
+    Subscription,
+    check_operations,
+    check_path,
+)
 from spark_ledger.metadata.memory import MemoryMetadataStore
 
 
@@ -89,3 +96,35 @@ def test_transaction_in_memory_is_all_or_nothing(failing: int) -> None:
         assert {(await store.get(name)).version for name in ("a", "b", "c")} == {0}
 
     asyncio.run(main())
+
+
+def test_subscription_that_is_closed_is_called_back_once_more_and_is_over() -> None:
+    async def main() -> None:
+        calls: list[int] = []
+        gone: list[object] = []
+        subscription = Subscription(lambda: calls.append(1), gone.append)
+        subscription.close()
+        subscription.close()
+        subscription.notify()
+        subscription.cancel()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert calls == [1] and gone == [subscription]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "path", ["", "/", "a/", "/a", "a//b", ".", "..", "a/.", "a/../b", "a\nb", "a/\x00", "\x7f/b"]
+)
+def test_bad_path_is_refused_alone_and_anywhere_in_a_transaction(path: str) -> None:
+    with pytest.raises(ConfigurationError, match="metadata path"):
+        check_path(path)
+    for operations in ([Delete(path), Delete("a")], [Delete("a"), Delete(path)]):
+        with pytest.raises(ConfigurationError, match="metadata path"):
+            check_operations(operations)
+
+
+def test_path_of_any_printable_names_is_itself() -> None:
+    for path in ("a", "a/b/c", "...", "a b/ä:1", "a/..b"):
+        assert check_path(path) == path

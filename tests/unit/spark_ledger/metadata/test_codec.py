@@ -7,6 +7,7 @@ import pytest
 
 from spark_ledger.errors import ConfigurationError, CorruptionError
 from spark_ledger.limits.entries import FRAGMENTS_MAX, LEDGER_METADATA_BYTES_MAX
+from spark_ledger.metadata.cluster import cluster_identity
 from spark_ledger.metadata.codec import (
     BookieNode,
     ClusterNode,
@@ -28,6 +29,7 @@ from spark_ledger.types import (
     LedgerId,
     LedgerMetadata,
     LedgerState,
+    PlacementPolicy,
     Quorums,
 )
 
@@ -192,7 +194,7 @@ def test_fragment_limit() -> None:
 
 
 def test_bookie_round_trip_and_damage() -> None:
-    info = BookieInfo(BookieId("b-1"), "h:1", BookieState.READ_ONLY, "/r", 5, "h:2")
+    info = BookieInfo(BookieId("b-1"), "h:1", BookieState.READ_ONLY, "/r", 5, "h:2", "it is full")
     data = encode_bookie(info)
     assert decode_bookie("p", BookieId("b-1"), data) == info
     with pytest.raises(CorruptionError, match=r"'p' is damaged: it holds 'b-1'"):
@@ -246,3 +248,30 @@ def test_bookie_cluster_and_counter_golden_bytes() -> None:
     assert encode_node(cluster) == b'{"format_version":1,"cluster_id":"c"}'
     with pytest.raises(CorruptionError, match="cluster_id"):
         decode_node(ClusterNode, "p", b'{"format_version":1,"cluster_id":""}')
+
+
+def test_cluster_with_a_policy_golden_bytes() -> None:
+    """A program that knows no placement must not place copies there."""
+    policy = PlacementPolicy(2, 3, 4, 5, strict=True)
+    node = ClusterNode(cluster_id="c").with_policy(policy)
+    data = encode_node(node)
+    assert data == (
+        b'{"format_version":2,"cluster_id":"c","placement":{"min_racks":2,"min_regions":3,'
+        b'"min_racks_for_durability":4,"min_regions_for_durability":5,"strict":true}}'
+    )
+    found = decode_node(ClusterNode, "p", data)
+    assert (found, found.policy) == (node, policy)
+    again = found.with_policy(PlacementPolicy())
+    assert (again.cluster_id, again.format_version, again.policy) == ("c", 2, PlacementPolicy())
+    assert ClusterNode(cluster_id="c").policy == PlacementPolicy()
+    for wrong in (b'"min_racks":0', b'"min_racks":2,"zones":1', b'"min_racks":2.5'):
+        with pytest.raises(CorruptionError, match="'p'"):
+            decode_node(ClusterNode, "p", data.replace(b'"min_racks":2', wrong))
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b'{"cluster_id":7}', b'{"cluster_id":"\xff"}', b"[" * 5_000]
+)
+def test_identity_of_a_cluster_is_its_id_or_all_of_a_node_that_has_none(data: bytes) -> None:
+    assert cluster_identity(data) == data
+    assert cluster_identity(b'{"format_version":99,"cluster_id":"c","zones":[1]}') == b"c"

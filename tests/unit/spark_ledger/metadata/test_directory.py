@@ -97,6 +97,10 @@ def test_rack_of_a_bookie_that_is_gone_is_known_still_and_those_here_are_in_orde
         await directory.refresh()
         assert [info.bookie_id for info in directory.all()] == ["b", "c"]
         assert directory.rack(BookieId("a")) == "/r1"
+        await first.register(replace(bookie("a", "moved:1"), rack="/r2"))
+        await directory.refresh()
+        assert directory.rack(BookieId("a")) == "/r2"
+        assert directory.address(BookieId("a")) == "moved:1"
         await directory.close()
 
     run_in_virtual_time(main())
@@ -321,9 +325,11 @@ def test_refresh_that_waited_for_a_failed_read_fails_without_another() -> None:
         with pytest.raises(MetadataUnavailableError):
             await directory.refresh()
         assert len(reads) == 2, "a later call tries for itself"
+        await asyncio.gather(*(directory.refresh() for _ in range(3)), return_exceptions=True)
+        assert len(reads) == 3, "each time"
         down[0] = False
         await asyncio.gather(*(directory.refresh() for _ in range(2)))
-        assert len(reads) == 2 + 2 * len(BookieState)
+        assert len(reads) == 3 + 2 * len(BookieState)
         await directory.close()
 
     asyncio.run(main())

@@ -19,6 +19,7 @@ from spark_ledger.metadata.directory import BookieDirectory
 from spark_ledger.metadata.memory import MemoryTree
 from spark_ledger.types import BookieId, BookieInfo
 from tests.unit.spark_ledger.metadata.late_replies import LateReplies, once
+from tests.unit.virtual_time import run_in_virtual_time
 
 pytestmark = pytest.mark.leaves_open(
     "BookieRegistry._keep", reason="the process of a bookie goes on"
@@ -60,6 +61,24 @@ def test_bookie_that_comes_while_the_list_is_read_is_seen(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("path", ["bookies/writable", "bookies/readonly"])
+def test_bookie_that_comes_while_the_list_is_read_first_is_seen(path: str) -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        await BookieRegistry(tree.open_session()).register(bookie("a"))
+        await tree.open_session().create("bookies/readonly", b"")
+        store = LateReplies(tree)
+        came = Create(f"{path}/b", encode_bookie(bookie("b")))
+        store.on_way = once("children", path, lambda: tree.apply([came]))
+        seen = BookieDirectory(BookieRegistry(store))
+        await seen.start()
+        await asyncio.sleep(1.0)
+        assert [info.bookie_id for info in seen.all()] == ["a", "b"]
+        await seen.close()
+
+    run_in_virtual_time(main())
+
+
 def test_session_that_is_lost_while_the_bookie_registers_again_is_made_good(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -88,3 +107,17 @@ def test_session_that_is_lost_while_the_bookie_registers_again_is_made_good(
         await registry.deregister()
 
     asyncio.run(main())
+
+
+def test_place_that_becomes_free_while_it_is_looked_at_is_seen_at_once() -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        dead, store = tree.open_session(), LateReplies(tree)
+        path = "bookies/writable/a"
+        await dead.create(path, encode_bookie(bookie("a")), ephemeral=True)
+        store.on_way = once("is_own", path, lambda: tree.end_session(dead._session))
+        began = asyncio.get_running_loop().time()
+        await BookieRegistry(store).wait_until_vacant(BookieId("a"))
+        assert asyncio.get_running_loop().time() == began
+
+    run_in_virtual_time(main())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import ClassVar
 
 import pytest
 
@@ -12,7 +13,10 @@ from spark_ledger.limits.metadata import (
     LEDGER_ID_BLOCK,
     LEDGER_ID_BLOCK_MAX,
     LEDGER_ID_BLOCK_S,
+    LEDGER_ID_PAUSE_S,
+    LEDGER_ID_PAUSE_S_MAX,
 )
+from spark_ledger.metadata.base import Put
 from spark_ledger.metadata.codec import CounterNode
 from spark_ledger.metadata.json_nodes import decode_node
 from spark_ledger.metadata.ledger_ids import COUNTER_PATH, next_counted
@@ -177,3 +181,31 @@ def test_id_block_that_could_not_be_taken_is_given_to_nobody(how: str) -> None:
         assert len({*given}) == len(given)
 
     asyncio.run(main())
+
+
+def test_client_that_loses_the_counter_waits_up_to_twice_as_long_each_time() -> None:
+    class Draw(random.Random):
+        bounds: ClassVar[list[tuple[float, float]]] = []
+
+        def uniform(self, a: float, b: float) -> float:
+            self.bounds.append((a, b))
+            return 0.0
+
+    async def main() -> None:
+        tree, losses = MemoryTree(), 9
+
+        def interpose(name: str, path: str) -> Fault:
+            nonlocal losses
+            if name == "put" and losses:
+                losses -= 1
+                found = tree.get(path)
+                tree.apply([Put(path, found.value, found.version)])
+            return Fault()
+
+        await LedgerStore(tree.open_session()).new_ledger_id()
+        await LedgerStore(tree.open_session(interpose=interpose), Draw()).new_ledger_id()
+        longest = [min(LEDGER_ID_PAUSE_S * 2**n, LEDGER_ID_PAUSE_S_MAX) for n in range(9)]
+        assert Draw.bounds == [(0.0, each) for each in longest]
+        assert longest[-1] == LEDGER_ID_PAUSE_S_MAX
+
+    run_in_virtual_time(main())

@@ -123,12 +123,18 @@ def test_create_read_compare_and_set_delete() -> None:
         [Outcome.LOST_REQUEST, Outcome.LOST_REPLY],
     ],
 )
-def test_create_after_lost_reply_is_decided_by_the_token(outcomes: list[Outcome]) -> None:
+@pytest.mark.parametrize("token", ["", "mine"])
+def test_create_after_lost_reply_is_decided_by_the_token(
+    outcomes: list[Outcome], token: str
+) -> None:
     async def main() -> None:
-        left = script("transaction", outcomes)
-        store = LedgerStore(MemoryTree().open_session(interpose=left))
-        created = await store.create(ledger(7, "mine"))
+        tree = MemoryTree()
+        await LedgerStore(tree.open_session()).create(ledger(8))  # its page is there
+        store = LedgerStore(tree.open_session(interpose=script("transaction", outcomes)))
+        created = await store.create(ledger(7, token))
         assert created == await store.read(LedgerId(7))
+        assert created.value.creation_token == token or not token
+        assert created.version == 0
 
     asyncio.run(main())
 
@@ -142,6 +148,7 @@ def test_create_after_lost_reply_is_decided_though_the_server_lags() -> None:
 
     async def main() -> None:
         tree = MemoryTree()
+        await LedgerStore(tree.open_session()).create(ledger(8))  # its page is there
         lost = script("transaction", [Outcome.LOST_REPLY])
         created = await LedgerStore(Lagging(tree, interpose=lost)).create(ledger(7, "mine"))
         assert created == await LedgerStore(tree.open_session()).read(LedgerId(7))

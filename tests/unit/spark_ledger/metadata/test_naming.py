@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from typing import NoReturn
 
 import pytest
 
-from spark_ledger.errors import NotFoundError
+from spark_ledger.errors import ConflictError, NotFoundError
 from spark_ledger.metadata import naming
 from spark_ledger.metadata.base import parent_of
 from spark_ledger.metadata.ledgers import LedgerStore
@@ -84,5 +85,33 @@ def test_operations_of_many_ledgers_are_those_of_each(monkeypatch: pytest.Monkey
             await ledgers.create(owned(each), until_named=True)
         await store.transaction(await naming.Naming(store).operations(ids(1, 2, 3, 5)))
         assert await listed(store, UNNAMED_PATH) == [4]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_ledger_whose_unnamed_node_a_server_that_lags_does_not_know_is_not_named(
+    exists: bool,
+) -> None:
+    """It would stay, and the keeper delete a ledger that a commit names."""
+
+    async def main() -> None:
+        store = MemoryTree().open_session()
+        ledgers, known = LedgerStore(store), naming.Naming(store)
+        await ledgers.create(owned(1), until_named=exists)
+        get = store.get
+
+        async def lags(path: str) -> NoReturn:
+            raise NotFoundError(path)
+
+        store.get = lags  # type: ignore[method-assign]
+        operations = await known.operations(ids(1))
+        if exists:
+            with pytest.raises(ConflictError):
+                await store.transaction(operations)
+            store.get = get  # type: ignore[method-assign]
+            operations = await known.operations(ids(1))
+        await store.transaction(operations)
+        assert await listed(store, UNNAMED_PATH) == []
 
     asyncio.run(main())

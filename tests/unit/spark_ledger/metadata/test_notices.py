@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -35,6 +36,18 @@ def test_notice_that_others_could_write_is_not_read(notices: Path) -> None:
     assert read_notice("127.0.0.1:4444") == ""
 
 
+def test_notice_in_a_directory_of_somebody_else_is_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """He made it first, under the name of this user."""
+    somebody_else = os.getuid() + 1
+    monkeypatch.setattr(os, "getuid", lambda: somebody_else)
+    path = notice_path(4444)
+    path.parent.mkdir(mode=0o700)
+    path.write_text("pay to this account")
+    assert read_notice("127.0.0.1:4444") == ""
+
+
 def test_notice_behind_a_link_is_not_read(notices: Path, tmp_path: Path) -> None:
     notices.parent.rename(tmp_path / "elsewhere")
     notices.parent.symlink_to(tmp_path / "elsewhere")
@@ -44,5 +57,6 @@ def test_notice_behind_a_link_is_not_read(notices: Path, tmp_path: Path) -> None
 def test_notice_that_is_odd_is_not_shown(notices: Path) -> None:
     notices.write_text("x" * 10 * NOTICE_BYTES_MAX)
     assert len(read_notice("127.0.0.1:4444")) == NOTICE_BYTES_MAX + 2
-    notices.write_bytes(b"\x1b[2J")
-    assert read_notice("127.0.0.1:4444") == ""
+    for odd in (b"\x1b[2J", b"   ", b""):
+        notices.write_bytes(odd)
+        assert read_notice("127.0.0.1:4444") == ""

@@ -8,9 +8,11 @@ from typing import Any, NoReturn
 import pytest
 
 from spark_ledger.errors import MetadataUnavailableError, NotFoundError, OutcomeUnknownError
+from spark_ledger.limits.metadata import OWNER_RETRY_DELAY_S
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, MemoryTree, Outcome
 from spark_ledger.metadata.owners import OWNERS_PATH, Owner, is_alive, owner_path, read_owner
 from tests.unit.spark_ledger.metadata.test_ledgers import script
+from tests.unit.virtual_time import run_in_virtual_time
 
 
 async def until_alive(store: MemoryMetadataStore, name: str) -> None:
@@ -219,3 +221,45 @@ def test_owner_of_which_a_server_that_lags_knows_nothing_is_alive() -> None:
         assert await is_alive(store, name)
 
     asyncio.run(main())
+
+
+def test_owner_that_lost_several_sessions_is_closed_whole() -> None:
+    """Each of them asked for its node once more, and only the last one was ended."""
+
+    async def main() -> None:
+        store = MemoryTree().open_session()
+        owner = Owner(store)
+        await owner.announce()
+        store.interpose = lambda *_: Fault(Outcome.UNAVAILABLE)
+        for _ in range(3):
+            store.expire()
+            await asyncio.sleep(0.01)
+        await owner.close()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
+
+
+def test_owner_that_cannot_be_made_again_is_tried_behind_a_pause() -> None:
+    async def main() -> None:
+        tree, attempts = MemoryTree(), 0
+
+        def interpose(_name: str, _path: str) -> Fault:
+            nonlocal attempts
+            attempts += 1
+            assert attempts < 1_000, "it tries again and again"
+            return Fault(Outcome.UNAVAILABLE)
+
+        store = tree.open_session()
+        owner = Owner(store)
+        name = await owner.announce()
+        store.interpose = interpose
+        store.expire()
+        await asyncio.sleep(10 * OWNER_RETRY_DELAY_S)
+        assert 10 <= attempts <= 11
+        store.interpose = None
+        await asyncio.sleep(2 * OWNER_RETRY_DELAY_S)
+        assert await is_alive(tree.open_session(), name)
+        await owner.close()
+
+    run_in_virtual_time(main())

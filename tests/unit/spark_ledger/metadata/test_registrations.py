@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 
 import pytest
 
 from spark_ledger.errors import BookieReplacedError
+from spark_ledger.limits.metadata import REGISTRATION_MARGIN_S, REGISTRATION_POLL_S
 from spark_ledger.metadata import bookies
+from spark_ledger.metadata.base import Create, Watch
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.codec import encode_bookie
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, MemoryTree, Outcome
@@ -55,6 +57,45 @@ def test_register_over_node_of_another_session_leaves_it_alone(state: str) -> No
         assert await registry.list() == [bookie("127.0.0.1:9", state)]
         await registry.deregister()
         assert await registry.list() == [bookie("127.0.0.1:9", state)]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("goes_again", [False, True])
+def test_node_of_another_session_that_comes_as_the_own_is_made_is_left_alone(
+    goes_again: bool,
+) -> None:
+    """Two bookies of one name have looked, and both have found the place free."""
+
+    async def main() -> None:
+        tree = MemoryTree()
+        other = tree.open_session()
+        data = encode_bookie(bookie("127.0.0.1:9"))
+
+        def interpose(name: str, path: str) -> Fault:
+            if name == "create" and store.interpose is interpose:
+                tree.apply([Create(path, data)], owner=other._session)
+                store.interpose = leave
+            return Fault()
+
+        def leave(name: str, _path: str) -> Fault:
+            if goes_again and name == "get":
+                other.expire()
+            return Fault()
+
+        store = tree.open_session(interpose=interpose)
+        registry = BookieRegistry(store)
+        await tree.open_session().create("bookies/writable", b"")
+        if goes_again:
+            await registry.register(bookie("127.0.0.1:2"))
+            assert await registry.list() == [bookie("127.0.0.1:2")]
+        else:
+            with pytest.raises(BookieReplacedError, match="another process is registered"):
+                await registry.register(bookie("127.0.0.1:2"))
+            assert await registry.list() == [bookie("127.0.0.1:9")]
+        assert registry.registered is goes_again
+        await registry.deregister()
+        assert len(await registry.list()) == (not goes_again)
 
     asyncio.run(main())
 
@@ -124,6 +165,30 @@ def test_wait_beside_a_node_that_changes_looks_again_no_more_often_than_that() -
     run_in_virtual_time(main())
 
 
+@pytest.mark.parametrize("goes", [True, False])
+def test_wait_looks_again_without_a_notice_and_ends_at_its_time(goes: bool) -> None:
+    async def main() -> None:
+        tree, loop = MemoryTree(), asyncio.get_running_loop()
+        other, store = tree.open_session(), tree.open_session()
+        await leave_node(other)
+        registry = BookieRegistry(store, session_timeout_s=4.5)
+
+        def unheard(path: str, callback: Callable[[], None]) -> Watch:
+            return other.watch(path, lambda: None)
+
+        store.watch = unheard  # type: ignore[method-assign]
+        if goes:
+            loop.call_later(3 * REGISTRATION_POLL_S - 0.5, other.expire)
+            await registry.wait_until_vacant(B)
+            assert loop.time() == pytest.approx(3 * REGISTRATION_POLL_S)
+        else:
+            with pytest.raises(BookieReplacedError):
+                await registry.wait_until_vacant(B)
+            assert loop.time() == pytest.approx(4.5 + REGISTRATION_MARGIN_S)
+
+    run_in_virtual_time(main())
+
+
 def test_wait_with_a_free_place_does_not_wait() -> None:
     async def main() -> None:
         await soon(BookieRegistry(MemoryTree().open_session()).wait_until_vacant(B))
@@ -175,6 +240,76 @@ def test_replaced_registration_is_told_and_left_alone(state: str, *, has_lost_on
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("state", STATES)
+def test_another_process_that_is_registered_in_the_other_state_is_told(state: str) -> None:
+    """Both have looked before either was registered, and each has made a node of its own."""
+
+    async def main() -> None:
+        tree, told = MemoryTree(), list[str]()
+        registry = BookieRegistry(tree.open_session(), on_replaced=told.append)
+        await registry.register(bookie(state=state))
+        (other,) = set(STATES) - {state}
+        await leave_node(tree.open_session(), other)
+        await asyncio.sleep(1)
+        assert len(told) == 1 and f"bookies/{other}/b" in told[0]
+        with pytest.raises(BookieReplacedError):
+            await BookieRegistry(tree.open_session()).register(bookie())
+        await registry.deregister()
+        assert (tree.children(f"bookies/{state}"), tree.children(f"bookies/{other}")) == ([], ["b"])
+
+    run_in_virtual_time(main())
+
+
+def test_bookie_that_was_withdrawn_and_registered_again_is_kept_as_before() -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        store = tree.open_session()
+        registry = BookieRegistry(store)
+        for _ in range(2):
+            await registry.register(bookie())
+            store.expire()
+            await asyncio.sleep(5)
+            await tree.open_session().delete("bookies/writable/b")
+            await asyncio.sleep(5)
+            assert registry.registered and await registry.list() == [bookie()]
+            await registry.deregister()
+            assert not registry.registered and await registry.list() == []
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize("whom", ["one", "all"])
+@pytest.mark.parametrize("state", STATES)
+def test_watch_of_bookies_tells_of_those_in_each_state_until_it_is_cancelled(
+    state: str, whom: str
+) -> None:
+    async def main() -> None:
+        tree, told = MemoryTree(), list[None]()
+        registry = BookieRegistry(tree.open_session())
+        watch = (
+            registry.watch(lambda: told.append(None))
+            if whom == "all"
+            else registry.watch_one(B, lambda: told.append(None))
+        )
+        other = BookieRegistry(tree.open_session())
+        await other.register(bookie(state=state))
+        await asyncio.sleep(1)
+        assert told, "it came"
+        told.clear()
+        await other.deregister()
+        await asyncio.sleep(1)
+        assert told, "it went"
+        watch.cancel()
+        told.clear()
+        for again in STATES:
+            await other.register(bookie(state=again))
+            await asyncio.sleep(1)
+        await other.deregister()
+        assert not told and tree._watches == {}
+
+    run_in_virtual_time(main())
+
+
 def test_deleted_registration_is_made_again() -> None:
     async def main() -> None:
         tree, told = MemoryTree(), list[str]()
@@ -189,25 +324,25 @@ def test_deleted_registration_is_made_again() -> None:
     asyncio.run(main())
 
 
-def test_own_node_of_a_lost_session_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bookies, "REGISTER_RETRY_DELAY_S", 0.005)
-
+def test_own_node_of_a_lost_session_is_waited_for_each_time() -> None:
     async def main() -> None:
         tree, told = MemoryTree(), list[str]()
         store = tree.open_session()
         registry = BookieRegistry(store, on_replaced=told.append)
         await registry.register(bookie())
-        before, store._session = store._session, tree.new_session_id()
-        registry._on_session_lost()  # a server has not noticed yet that the old session is over
-        await asyncio.sleep(0.05)
-        assert not told and not registry.registered
-        tree.end_session(before)
-        async with asyncio.timeout(10):
-            while not registry.registered:
-                await asyncio.sleep(0.005)
-        assert await store.is_own("bookies/writable/b") and not told
+        for _ in range(3):
+            before, store._session = store._session, tree.new_session_id()
+            registry._on_session_lost()  # a server has not noticed yet that the old session is over
+            await asyncio.sleep(15)
+            assert not told and not registry.registered
+            tree.end_session(before)
+            await asyncio.sleep(5)
+            assert registry.registered and not told
+            assert await store.is_own("bookies/writable/b")
+            await asyncio.sleep(30)
+        await registry.deregister()
 
-    asyncio.run(main())
+    run_in_virtual_time(main())
 
 
 def test_another_process_in_place_of_a_lost_session_is_told(
@@ -241,11 +376,15 @@ def test_another_process_that_came_while_the_session_was_lost_is_told_in_time() 
         store.interpose = lambda *_: Fault(Outcome.UNAVAILABLE)
         store.expire()
         await asyncio.sleep(1)
-        await leave_node(tree.open_session())
+        other = tree.open_session()
+        await leave_node(other)
         store.interpose = None
         await asyncio.sleep(15)
         assert not told and not registry.registered
         await asyncio.sleep(25)
         assert len(told) == 1 and "another process is registered as bookie 'b'" in told[0]
+        other.expire()
+        await asyncio.sleep(60)
+        assert tree.children("bookies/writable") == [], "it ends, and comes back no more"
 
     run_in_virtual_time(main())

@@ -15,8 +15,10 @@ from spark_ledger.errors import (
     CorruptionError,
     LedgerError,
     MetadataUnavailableError,
+    OutcomeUnknownError,
     UnauthorizedError,
 )
+from spark_ledger.limits.metadata import METADATA_ATTEMPTS
 from spark_ledger.metadata import bookies
 from spark_ledger.metadata.base import Put
 from spark_ledger.metadata.bookies import BookieRegistry
@@ -74,6 +76,27 @@ def test_contact_that_a_reconnect_overtakes_is_made_once_more() -> None:
         await registry.register(INFO)
         await asyncio.sleep(1.0)
         assert made == [made[0], made[0] + 1]
+        assert registry.registered and await registry.list() == [INFO]
+        await registry.deregister()
+
+    run_in_virtual_time(main())
+
+
+def test_contact_is_made_again_after_a_reconnect_though_the_registration_stands() -> None:
+    """The store may have been restored meanwhile, and name another start as the last one."""
+
+    async def main() -> None:
+        session, made = MemoryTree().open_session(), list[int]()
+
+        async def contact() -> None:
+            made.append(session.connections)
+
+        registry = BookieRegistry(session, at_contact=contact)
+        await registry.register(INFO)
+        for _ in range(2):
+            session.reconnect()
+            await asyncio.sleep(1.0)
+        assert made == [1, 2, 3]
         assert registry.registered and await registry.list() == [INFO]
         await registry.deregister()
 
@@ -252,17 +275,17 @@ def test_registration_that_meets_trouble_anywhere_is_what_was_said_last(outcome:
     run_in_virtual_time(main())
 
 
-def test_registration_that_is_changed_under_its_change_is_what_was_said_last() -> None:
-    """By an earlier write of the same bookie, that came late."""
+@pytest.mark.parametrize("late", [2, METADATA_ATTEMPTS, METADATA_ATTEMPTS + 1])
+def test_registration_that_is_changed_under_its_change_is_what_was_said_last(late: int) -> None:
+    """By earlier writes of the same bookie, that came late."""
 
     async def main() -> None:
-        tree = MemoryTree()
-        late = 2
+        tree, left = MemoryTree(), late
 
         def interpose(name: str, path: str) -> Fault:
-            nonlocal late
-            if name == "put" and late:
-                late -= 1
+            nonlocal left
+            if name == "put" and left:
+                left -= 1
                 found = tree.get(path)
                 tree.apply([Put(path, b"late", found.version)])
             return Fault()
@@ -271,8 +294,35 @@ def test_registration_that_is_changed_under_its_change_is_what_was_said_last() -
         await registry.register(INFO)
         changed = replace(INFO, free_bytes=1)
         await registry.register(changed)
-        assert not late and await registry.list() == [changed]
+        assert not left and await registry.list() == [changed]
         await registry.deregister()
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize("name", ["create", "delete"])
+def test_registration_without_any_reply_is_unknown_after_so_many_attempts(name: str) -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        session = tree.open_session()
+        registry, attempts = BookieRegistry(session), 0
+
+        def interpose(operation: str, _path: str) -> Fault:
+            nonlocal attempts
+            attempts += operation == name
+            return Fault(Outcome.LOST_REQUEST if operation == name else Outcome.NORMAL)
+
+        if name == "delete":
+            await registry.register(INFO)
+        session.interpose = interpose
+        with pytest.raises(OutcomeUnknownError):
+            await (registry.register(INFO) if name == "create" else registry.deregister())
+        assert attempts == METADATA_ATTEMPTS
+        session.interpose = None
+        await registry.register(INFO)
+        assert registry.registered and await registry.list() == [INFO]
+        await registry.deregister()
+        assert await registry.list() == []
 
     run_in_virtual_time(main())
 

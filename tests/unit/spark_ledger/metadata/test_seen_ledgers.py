@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
-from spark_ledger.errors import MetadataRestoredError
+from spark_ledger.errors import MetadataRestoredError, NotFoundError, OutcomeUnknownError
 from spark_ledger.metadata import seen_ledgers
+from spark_ledger.metadata.base import Operation
 from spark_ledger.metadata.ledgers import LedgerStore, ledger_path
 from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
 from spark_ledger.types import (
@@ -70,6 +72,8 @@ def restore(store: Store, *, text: str = "") -> None:
         ([OPEN, CLOSED], [OPEN]),
         ([OPEN, CLOSED], [OPEN, IN_RECOVERY, SHORTER]),
         ([OPEN, CLOSED], [OPEN, MOVED, IN_RECOVERY]),
+        ([OPEN, CLOSED], [OPEN, IN_RECOVERY, CLOSED.with_changes(last_entry_id=EntryId(4))]),
+        ([OPEN, CLOSED], [OPEN, IN_RECOVERY, CLOSED.with_changes(length=61)]),
         ([OPEN], [OPEN.with_changes(incarnation=NEW), CLOSED.with_changes(incarnation=NEW)]),
     ],
 )
@@ -258,5 +262,77 @@ def test_what_is_remembered_is_counted_as_large_as_it_is_now(
         assert seen.size_bytes == 4 * sizes[0], "all of them have room"
         seen.note(Versioned(grown.with_changes(ledger_id=LedgerId(8)), 1))
         assert seen.size_bytes == sizes[1], "as many go as have to"
+
+    asyncio.run(main())
+
+
+def test_size_of_what_is_remembered_grows_with_fragments_members_and_tags() -> None:
+    async def main() -> None:
+        sizes = []
+        for members, fragments, tags in ((1, 1, 0), (3, 1, 0), (1, 4, 0), (3, 4, 0), (1, 1, 500)):
+            bookies = tuple(BookieId(name) for name in "abc"[:members])
+            seen = seen_ledgers.SeenLedgers(Store(MemoryTree()))
+            ledger = OPEN.with_changes(
+                quorums=Quorums(members, 1, 1),
+                fragments=tuple(Fragment(EntryId(first), bookies) for first in range(fragments)),
+                custom_metadata={"key": "v" * tags},
+            )
+            seen.note(Versioned(ledger, 0))
+            sizes.append(seen.size_bytes)
+        assert sizes == [1_273, 1_413, 2_083, 2_643, 1_773]
+
+    asyncio.run(main())
+
+
+def test_ledger_that_is_larger_than_all_that_is_remembered_is_remembered_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(seen_ledgers, "LEDGERS_SEEN_BYTES_MAX", 10)
+
+    async def main() -> None:
+        seen = seen_ledgers.SeenLedgers(Store(MemoryTree()))
+        other = OPEN.with_changes(ledger_id=LedgerId(8))
+        seen.note(Versioned(other, 2))
+        seen.note(Versioned(OPEN, 2))
+        assert seen.is_older(Versioned(OPEN, 1)) and not seen.is_older(Versioned(other, 1))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("makes", [True, False])
+def test_ledger_of_which_a_server_that_lags_knew_nothing_is_remembered(makes: bool) -> None:
+    """Else another ledger of the same version, in a restored store, is overwritten."""
+
+    async def main() -> None:
+        store = Store(MemoryTree())
+        writer, lags, loses = LedgerStore(store), True, True
+        if not makes:
+            await history(store, OPEN)
+        get, transaction = store.get, store.transaction
+
+        async def lagging(path: str) -> Versioned[bytes]:
+            if lags:
+                raise NotFoundError(path)
+            return await get(path)
+
+        async def losing(operations: Sequence[Operation]) -> None:
+            nonlocal loses
+            await transaction(operations)
+            if loses:
+                loses = False
+                raise OutcomeUnknownError("its reply was lost")
+
+        store.get = lagging  # type: ignore[method-assign]
+        store.transaction = losing  # type: ignore[method-assign]
+        found = await (writer.create(OPEN) if makes else writer.read_newest(L))
+        assert found == Versioned(OPEN, 0)
+        lags = False
+        restore(store)
+        other = OPEN.with_changes(incarnation=NEW)
+        await history(store, other)
+        store.reconnect()
+        with pytest.raises(MetadataRestoredError):
+            await writer.compare_and_set(MOVED, 0)
+        assert (await LedgerStore(store).read(L)).value == other
 
     asyncio.run(main())

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
-from spark_ledger.errors import MetadataUnavailableError, OutcomeUnknownError
+from spark_ledger.errors import MetadataUnavailableError, NotFoundError, OutcomeUnknownError
 from spark_ledger.limits.metadata import METADATA_ATTEMPTS
 from spark_ledger.metadata.base import Put
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.cluster import ensure_cluster
-from spark_ledger.metadata.collection import CollectionOrder, read_order, write_order
+from spark_ledger.metadata.collection import (
+    CollectionOrder,
+    order_path,
+    read_order,
+    write_order,
+)
 from spark_ledger.metadata.cookies import (
     BookieCookie,
     accept_newer_starts,
@@ -26,6 +31,7 @@ from spark_ledger.metadata.cookies import (
     encode_cookie,
 )
 from spark_ledger.metadata.deletions import give_sign, read_sign
+from spark_ledger.metadata.json_nodes import read_or_renew
 from spark_ledger.metadata.ledger_ids import LedgerIds, next_counted, raise_counter
 from spark_ledger.metadata.ledgers import LedgerStore
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, MemoryTree, Outcome
@@ -183,5 +189,31 @@ def test_change_without_any_reply_is_unknown_after_so_many_attempts(change: Chan
         assert writes == METADATA_ATTEMPTS
         lost = False
         await change(store)
+
+    run_in_virtual_time(main())
+
+
+def test_server_that_lags_neither_hides_nor_undoes_a_change() -> None:
+    """What is changed is read behind a sync, and so is what must be of now."""
+
+    async def main() -> None:
+        tree = await prepared()
+        for prepare in (order, count):
+            await prepare(tree.open_session())
+        store = tree.open_session()
+
+        async def lags(path: str) -> NoReturn:
+            raise NotFoundError(path)
+
+        store.get = lags  # type: ignore[method-assign]
+        await write_order(store, B, CollectionOrder(token="another"))
+        found = await read_order(store, B)
+        assert found is not None and (found.value.token, found.version) == ("another", 1)
+        empty = CollectionOrder(token="empty")
+        assert await read_or_renew(store, empty, order_path(B)) == found
+        assert await accept_newer_starts(store) == [B]
+        assert decode_cookie(B, tree.get(cookie_path(B)).value).accepts_newer
+        assert await raise_counter(store, 30) == (20, 30)
+        assert await next_counted(store) == 30
 
     run_in_virtual_time(main())

@@ -9,7 +9,7 @@ import pytest
 from spark_ledger.errors import ConflictError, NotFoundError
 from spark_ledger.metadata.base import Delete, parent_of
 from spark_ledger.metadata.ledgers import LEDGERS_PATH, LedgerStore
-from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree, Outcome
+from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, MemoryTree, Outcome
 from spark_ledger.metadata.unsettled import (
     OPEN_PATH,
     UNNAMED_PATH,
@@ -17,7 +17,15 @@ from spark_ledger.metadata.unsettled import (
     newest_pages,
     pages,
 )
-from spark_ledger.types import LedgerId, LedgerMetadata, LedgerState, Versioned
+from spark_ledger.types import (
+    BookieId,
+    EntryId,
+    Fragment,
+    LedgerId,
+    LedgerMetadata,
+    LedgerState,
+    Versioned,
+)
 from tests.unit.spark_ledger.metadata.test_ledgers import ledger, script
 
 
@@ -83,6 +91,32 @@ def test_create_after_a_lost_reply_finds_its_own_ledger(outcome: Outcome) -> Non
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(("closes", "asked"), [(True, ["transaction", "put"]), (False, ["put"])])
+def test_change_of_a_closed_ledger_that_is_no_close_costs_one_request(
+    closes: bool, asked: list[str]
+) -> None:
+    """Repair makes one for each ledger of a lost bookie."""
+
+    async def main() -> None:
+        tree, requests = MemoryTree(), list[str]()
+
+        def interpose(name: str, _path: str) -> Fault:
+            requests.append(name)
+            return Fault()
+
+        ledgers = LedgerStore(tree.open_session(interpose=interpose))
+        made = await ledgers.create(owned(2))
+        closed = made.value.with_changes(state=LedgerState.CLOSED)
+        assert await ledgers.compare_and_set(closed, 0) == 1
+        requests.clear()
+        moved = closed.with_changes(fragments=(Fragment(EntryId(0), (BookieId("z"),)),))
+        assert await ledgers.compare_and_set(moved, 1, closes=closes) == 2
+        assert requests == asked
+        assert await ledgers.read(LedgerId(2)) == Versioned(moved, 2)
+
+    asyncio.run(main())
+
+
 def test_create_over_the_rest_of_a_deleted_ledger_is_refused() -> None:
     async def main() -> None:
         store = MemoryTree().open_session()
@@ -138,28 +172,68 @@ def test_pages_come_in_order_and_never_all_at_once() -> None:
     async def main() -> None:
         store = MemoryTree().open_session()
         ledgers = LedgerStore(store)
-        wanted = [1, 9_999, 10_000, 123_456_789, 123_456_789_012]
+        wanted = [1, 9_999, 10_000, 123_456_789, 9_999_999_999, 10**10, 123_456_789_012]
         for each in reversed(wanted):
             await ledgers.create(owned(each))
         found = [page async for page in pages(store, OPEN_PATH)]
         assert [each for page in found for each in page.ids] == wanted
-        assert [len(page.ids) for page in found] == [2, 1, 1, 1]
+        assert [len(page.ids) for page in found] == [2, 1, 1, 1, 1, 1]
         assert found[1].path == "unsettled/open/00/0001"
 
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 9])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6, 9])
 def test_newest_pages_are_the_last_ones_also_at_a_border(count: int) -> None:
     """A node has ten thousand pages at most: the one before them is in another."""
 
     async def main() -> None:
         store = MemoryTree().open_session()
         ids = [7, 99_989_999, 99_990_000, 99_999_999, 100_000_000, 100_020_000]
+        ids += [9_999_999_999, 10**10]
         for each in ids:
             await store.create(id_path(OPEN_PATH, LedgerId(each)), b"")
         found = await newest_pages(store, OPEN_PATH, count)
         whole = [[7], [99_989_999], [99_990_000, 99_999_999], [100_000_000], [100_020_000]]
+        whole += [[9_999_999_999], [10**10]]
         assert [page.ids for page in found] == whole[-count:]
+
+    asyncio.run(main())
+
+
+def test_ledgers_that_are_the_first_of_their_pages_at_once_are_all_made() -> None:
+    """Each finds that the pages are missing, and makes them."""
+
+    async def main() -> None:
+        tree = MemoryTree()
+        stores = [tree.open_session() for _ in range(3)]
+        await asyncio.gather(
+            *(
+                LedgerStore(store).create(owned(number), until_named=True)
+                for number, store in enumerate(stores, 1)
+            )
+        )
+        assert await unsettled(stores[0]) == ([1, 2, 3], [1, 2, 3])
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("root", [LEDGERS_PATH, OPEN_PATH, UNNAMED_PATH])
+def test_ledger_is_made_though_a_page_that_was_made_for_it_goes_again(root: str) -> None:
+    """The keeper takes those away on which nothing is, and comes between the two."""
+
+    async def main() -> None:
+        tree, page, goes = MemoryTree(), parent_of(id_path(root, LedgerId(1))), 2
+
+        def interpose(name: str, _path: str) -> Fault:
+            nonlocal goes
+            if name == "transaction" and goes and tree.children(parent_of(page)):
+                goes -= 1
+                tree.apply([Delete(page)])
+            return Fault()
+
+        store = tree.open_session(interpose=interpose)
+        await LedgerStore(store).create(owned(1), until_named=True)
+        assert goes == 0 and await unsettled(store) == ([1], [1])
 
     asyncio.run(main())

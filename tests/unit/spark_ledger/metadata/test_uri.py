@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spark_ledger.errors import ConfigurationError
-from spark_ledger.metadata.uri import parse_uri
+from spark_ledger.metadata.uri import masked_uri, parse_uri
 from spark_ledger.metadata.zookeeper.session import hosts_for_kazoo
 
 
@@ -42,6 +42,7 @@ def test_credentials_are_decoded_and_never_shown() -> None:
         ("zk://a:2181/", "root path"),
         ("zk://a/x//y", "root path"),
         ("zk://a/../y", "root path"),
+        ("zk://a/x/y\x07", "root path"),
         ("zk:///x", "not a host"),
         ("zk://a,,b/x", "not a host"),
         ("zk://a:/x", "port"),
@@ -51,8 +52,11 @@ def test_credentials_are_decoded_and_never_shown() -> None:
         (f"zk://a:{'9' * 5000}/x", "port"),
         ("zk://::1:2181/x", "brackets"),
         ("zk://a b/x", "not a host"),
+        ("zk://ab]/x", "not a host"),
+        ("zk://[ab/x", "not a host"),
         ("zk://user@a/x", "user:password@"),
         ("zk://:secret@a/x", "user:password@"),
+        ("zk://secret:@a/x", "user:password@"),
         ("zk:/user:secret@a:1/x", "zk://"),
         ("zk//user:secret@a:1/x", "zk://"),
         ("user:secret@a:1/x", "zk://"),
@@ -92,3 +96,19 @@ def test_hosts_for_kazoo_repeats_hosts_for_long_sessions(
     hosts: str, session_timeout_s: float, times: int
 ) -> None:
     assert hosts_for_kazoo(hosts, session_timeout_s) == ",".join([hosts] * times)
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("zk://a:1,b:2181/x", "zk://a:1,b:2181/x"),
+        (" zk://user:secret/x ", "zk://user:***/x"),
+        ("zk://user:p@a:1/x", "zk://***"),
+        ("https://user:p@a:1/x", "https://***"),
+        ("user:p@a:1/x", "***"),
+        ("a:2181/x", "a:2181/x"),
+        ("a:1,user:secret,b:2/x", "a:1,user:***,b:2/x"),
+    ],
+)
+def test_uri_is_shown_but_for_what_may_be_a_password(uri: str, shown: str) -> None:
+    assert masked_uri(uri) == shown

@@ -8,13 +8,27 @@ from typing import NoReturn
 
 import pytest
 
-from spark_ledger.errors import CorruptionError, NotFoundError
+from spark_ledger.errors import ConflictError, CorruptionError, NotFoundError
+from spark_ledger.metadata.base import Put
 from spark_ledger.metadata.bookies import BookieRegistry
-from spark_ledger.metadata.cluster import CLUSTER_PATH, ensure_cluster, set_placement
-from spark_ledger.metadata.cookies import accept_newer_starts, cookie_path, decode_cookie
+from spark_ledger.metadata.cluster import (
+    CLUSTER_PATH,
+    ensure_cluster,
+    read_cluster_node,
+    set_placement,
+)
+from spark_ledger.metadata.cookies import (
+    BookieCookie,
+    accept_newer_starts,
+    cookie_path,
+    decode_cookie,
+    encode_cookie,
+)
+from spark_ledger.metadata.json_nodes import encode_node
 from spark_ledger.metadata.ledger_ids import COUNTER_PATH, LedgerIds, next_counted, raise_counter
 from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
 from spark_ledger.types import BookieId, PlacementPolicy
+from tests.unit.spark_ledger.metadata.late_replies import LateReplies, once
 
 
 @pytest.mark.parametrize(
@@ -87,5 +101,52 @@ def test_placement_policy_that_cannot_be_read_stays_as_it_was(data: bytes | None
         else:
             await store.put(CLUSTER_PATH, data, node.version)
         assert await registry.placement(before) == before
+
+    asyncio.run(test())
+
+
+def test_all_bookies_may_start_once_after_a_restore_also_where_some_may_already() -> None:
+    async def test() -> None:
+        store = MemoryMetadataStore(MemoryTree())
+        ids = [BookieId(name) for name in ("b1", "b2", "b3")]
+        assert await accept_newer_starts(store) == []
+        for each in ids:
+            cookie = BookieCookie(
+                "c", each, f"/{each}", ("/l",), f"i-{each}", accepts_newer=each == "b2"
+            )
+            await store.create(cookie_path(each), encode_cookie(cookie))
+        children = store.children
+
+        async def lags(path: str) -> list[str]:
+            return [*await children(path), "gone"]
+
+        store.children = lags  # type: ignore[method-assign]
+        for _ in range(2):
+            assert await accept_newer_starts(store) == ids
+            for each in ids:
+                found = decode_cookie(each, (await store.get(cookie_path(each))).value)
+                assert found == BookieCookie(
+                    "c", each, f"/{each}", ("/l",), f"i-{each}", accepts_newer=True
+                )
+
+    asyncio.run(test())
+
+
+def test_placement_policy_over_one_that_was_set_meanwhile_is_a_conflict() -> None:
+    """Who set the other one would think that it holds."""
+
+    async def test() -> None:
+        tree = MemoryTree()
+        store, other = LateReplies(tree), tree.open_session()
+        await ensure_cluster(other)
+        theirs = encode_node(
+            (await read_cluster_node(other)).value.with_policy(PlacementPolicy(min_racks=3))
+        )
+        store.on_way = once("get", CLUSTER_PATH, lambda: tree.apply([Put(CLUSTER_PATH, theirs, 0)]))
+        with pytest.raises(ConflictError):
+            await set_placement(store, PlacementPolicy(min_racks=2))
+        assert (await read_cluster_node(other)).value.policy == PlacementPolicy(min_racks=3)
+        await set_placement(store, PlacementPolicy(min_racks=2))
+        assert (await read_cluster_node(other)).value.policy == PlacementPolicy(min_racks=2)
 
     asyncio.run(test())

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 import pytest
 from kazoo.exceptions import ConnectionLoss, NoNodeError
 
-from spark_ledger.errors import OutcomeUnknownError
+from spark_ledger.errors import MetadataUnavailableError, OutcomeUnknownError
 from spark_ledger.metadata.uri import parse_uri
 from spark_ledger.metadata.zookeeper.store import ZooKeeperStore
 
@@ -85,5 +85,19 @@ def test_create_ephemeral_after_lost_reply_and_lost_look_is_unknown() -> None:
         kazoo.breaks_after_get = True
         with pytest.raises(OutcomeUnknownError, match="broke"):
             await connected_store(kazoo).create("e", b"", ephemeral=True)
+
+    asyncio.run(main())
+
+
+def test_whose_node_it_is_nobody_can_tell_once_the_connection_broke() -> None:
+    """A bookie that took its own for that of another process would end."""
+
+    async def main() -> None:
+        kazoo = ScriptedKazoo()
+        store = connected_store(kazoo)
+        assert await store.is_own("e")
+        kazoo.breaks_after_get = True
+        with pytest.raises(MetadataUnavailableError, match=r"'e'.*broke again"):
+            await store.is_own("e")
 
     asyncio.run(main())

@@ -1,9 +1,10 @@
-"""How a ZooKeeper store ends, also one that never connected; what is asked behind a sync; and what
-a server says of its size."""
+"""How a ZooKeeper store begins and ends, also one that never connected; what is asked behind a
+sync; and what a server says of its size."""
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from threading import Thread
 from typing import Any, cast
 
@@ -14,19 +15,93 @@ from kazoo.handlers.threading import (
     KazooTimeoutError,
     SequentialThreadingHandler,
 )
+from kazoo.protocol.states import KeeperState
+from kazoo.security import make_digest_acl
 
-from spark_ledger.errors import ConfigurationError, MetadataUnavailableError
+from spark_ledger.errors import ConfigurationError, MetadataUnavailableError, UnauthorizedError
 from spark_ledger.metadata.base import StoreSize
 from spark_ledger.metadata.cluster import CLUSTER_PATH
-from spark_ledger.metadata.connect import open_store
+from spark_ledger.metadata.connect import connected_store, open_store
 from spark_ledger.metadata.zookeeper import restored, session
+from spark_ledger.metadata.zookeeper import store as store_module
+from spark_ledger.metadata.zookeeper.handler import PollingHandler
 from spark_ledger.metadata.zookeeper.kazoo_api import Client
 from spark_ledger.metadata.zookeeper.restored import newest_change
 from spark_ledger.metadata.zookeeper.store import ZooKeeperStore
 from spark_ledger.types import Versioned
-from tests.unit.spark_ledger.metadata.fake_zookeeper import FakeKazoo, FakeServer, Run, run
+from tests.unit.spark_ledger.metadata.fake_zookeeper import (
+    SHORT_S,
+    FakeKazoo,
+    FakeServer,
+    Run,
+    run,
+)
 
 __all__ = ["run"]
+
+
+@pytest.mark.parametrize(
+    ("user", "auth", "acl"),
+    [
+        ("", None, None),
+        ("u:p@", [("digest", "u:p")], [make_digest_acl("u", "p", all=True)]),
+    ],
+)
+def test_user_of_the_uri_shows_his_password_and_owns_what_he_makes(
+    monkeypatch: pytest.MonkeyPatch, user: str, auth: object, acl: object
+) -> None:
+    """Otherwise anybody could delete it; and without a user nobody is kept out."""
+
+    async def main() -> None:
+        server = FakeServer()
+        monkeypatch.setattr(session, "KazooClient", server.client)
+        store = await open_store(f"zk://{user}h:1/root", session_timeout_s=2.5)
+        (client,) = server.clients
+        await store.close()
+        settings = client.settings
+        assert (settings["auth_data"], settings["default_acl"]) == (auth, acl)
+        assert (settings["hosts"], settings["timeout"]) == ("h:1", 2.5)
+        assert settings["connection_retry"]["max_tries"] == -1, "an outage may last for days"
+        assert isinstance(settings["handler"], PollingHandler)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("user", "who"), [("", "no user"), ("u:p@", "user 'u'")])
+def test_root_that_is_not_open_to_the_user_is_an_error_that_names_him_and_leaves_no_session(
+    monkeypatch: pytest.MonkeyPatch, user: str, who: str
+) -> None:
+    def refused(client: FakeKazoo, path: str) -> Any:
+        def refuse() -> None:
+            raise kz.NoAuthError
+
+        return client._request("get", path, refuse)
+
+    async def main() -> None:
+        server = FakeServer()
+        monkeypatch.setattr(session, "KazooClient", server.client)
+        monkeypatch.setattr(FakeKazoo, "get_async", refused)
+        with pytest.raises(UnauthorizedError, match=f"refuses '/root' to {who}: check"):
+            await open_store(f"zk://{user}h:1/root")
+        assert [client.is_stopped for client in server.clients] == [True]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_store_of_a_while_is_closed_behind_it(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    async def main() -> None:
+        server = FakeServer()
+        monkeypatch.setattr(session, "KazooClient", server.client)
+        with suppress(KeyError):
+            async with connected_store("zk://h:1/root") as store:
+                await store.create("n", b"", ephemeral=True)
+                if fails:
+                    raise KeyError
+        assert [client.is_stopped for client in server.clients] == [True]
+        assert "/root/n" not in server.nodes and "/root" in server.nodes
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("ends_by", ["timeout", "cancellation"])
@@ -75,15 +150,70 @@ def test_close_that_is_left_while_kazoo_is_replaced_ends_the_session(run: Run) -
     async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
         server.clients[0].die()
         await asyncio.sleep(0)
+        told: list[int] = []
+        store.watch("n", lambda: told.append(1))
         closing = asyncio.ensure_future(store.close())
         await asyncio.sleep(0)
         closing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await closing
+        assert told == [1], "whoever waits for a change learns that none will come"
         await store.close()
         assert all(client.is_stopped for client in server.clients)
 
     run(scenario)
+
+
+def test_all_that_watch_are_called_back_once_when_the_store_is_closed(run: Run) -> None:
+    """Else those that wait for a change wait for ever."""
+    told: list[str] = []
+
+    async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        server.create("/root/a", b"")
+        for name in ("a 1", "a 2", "a 3", "b 4", "b 5"):
+            store.watch(name[0], lambda name=name: told.append(name))  # type: ignore[misc]
+        store.watch("a", lambda: told.append("cancelled")).cancel()
+        await store.close()
+        await store.close()
+        await asyncio.sleep(0)
+        assert told == ["a 1", "a 2", "a 3", "b 4", "b 5"]
+
+    run(scenario)
+
+
+def test_connection_that_died_is_replaced_behind_a_pause(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One whose credentials are refused would die again and again, each time with new threads."""
+
+    async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        monkeypatch.setattr(session, "ZOOKEEPER_RESTART_DELAY_S", 0.05)
+        behind = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.04, behind.set)
+        server.clients[0].die(KeeperState.AUTH_FAILED)
+        await behind.wait()
+        assert len(server.clients) == 1
+        assert await store.children("n") == []
+        assert len(server.clients) == 2
+
+    run(scenario)
+
+
+def test_what_is_said_of_a_server_here_is_part_of_the_error(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (session, store_module):
+        monkeypatch.setattr(module, "read_notice", lambda hosts: f"; {hosts} is out of memory")
+
+    async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        server.clients[0].break_connection()
+        with pytest.raises(MetadataUnavailableError, match=r"nothing was changed; h:1 is out of m"):
+            await store.get("n")
+        server.is_up = False
+        with pytest.raises(MetadataUnavailableError, match=r"zk://h:1/root; h:1 is out of m"):
+            await open_store("zk://h:1/root", connect_timeout_s=0.01)
+
+    run(scenario, SHORT_S)
 
 
 @pytest.mark.parametrize("answers", [0, 1])

@@ -61,7 +61,8 @@ def test_store_that_went_back_is_found_out_however_often_nothing_was_found_befor
         assert lost == [1], "nodes of the session are gone"
         assert watched == [1], "what was read may be out of date"
         first, *_, last = server.clients
-        assert first.is_stopped and not first.connected
+        await eventually(lambda: first.is_stopped)
+        assert not first.connected
         assert last.connected and not last.is_stopped
         server.create("/root/n", b"now")
         assert (await store.get("n")).value == b"now", "it goes on"
@@ -82,6 +83,7 @@ def test_server_that_comes_back_with_all_that_was_seen_was_not_restored(
         await asyncio.sleep(0.05)
         assert store.restored == ""
         assert not server.clients[0].is_stopped
+        assert asyncio.all_tasks() == {asyncio.current_task()}, "nobody looks any more"
 
     run(scenario)
 
@@ -171,5 +173,80 @@ def test_connection_that_breaks_as_a_look_ends_is_looked_into_again(
         client.__dict__["breaks"] = True
         answers.append(SEEN - 1)
         await eventually(lambda: bool(store.restored))
+
+    run(scenario)
+
+
+def test_outage_is_looked_into_with_a_client_of_its_own_each_time(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is ended with the look: that of the store would never come back."""
+    probes: list[tuple[FakeKazoo, str]] = []
+
+    def newest_change(client: FakeKazoo, path: str) -> int:
+        probes.append((client, path))
+        client.is_stopped = True
+        return SEEN
+
+    monkeypatch.setattr(session, "newest_change", newest_change)
+    monkeypatch.setattr(session, "ZOOKEEPER_PROBE_AFTER_S", 0.005)
+
+    async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        (first,) = server.clients
+        cut(server)
+        await eventually(lambda: len(probes) >= 3)
+        first.connect()
+        assert len({id(client) for client, _ in probes[:3]} - {id(first)}) == 3
+        assert {path for _, path in probes} == {"/root"}
+        assert {client.settings["hosts"] for client, _ in probes} == {first.settings["hosts"]}
+        assert await store.children("n") == [] and not first.is_stopped
+
+    run(scenario)
+
+
+def test_connection_that_dies_when_the_store_was_found_to_be_older_is_replaced_once(
+    run: Run, answers: list[int | Exception | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the nodes of the session that has just begun are gone, and nobody is told."""
+
+    async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        monkeypatch.setattr(session, "ZOOKEEPER_RESTART_DELAY_S", 0.05)
+        lost: list[int] = []
+        store.on_session_lost(lambda: lost.append(server.sessions))
+        answers.append(SEEN - 1)
+        (first,) = server.clients
+        cut(server)
+        await eventually(lambda: bool(store.restored))
+        await asyncio.sleep(0.02)
+        first.die()
+        await store.create("n", b"", ephemeral=True)
+        await asyncio.sleep(0.1)
+        assert lost == [server.nodes["/root/n"].owner]
+        await eventually(lambda: first.is_stopped)
+        assert server.clients[-1].connected
+        assert await store.is_own("n")
+
+    run(scenario)
+
+
+def test_watch_of_an_outage_stays_when_another_of_its_node_goes(run: Run) -> None:
+    """Nothing stands for it at the server yet."""
+
+    async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        (client,) = server.clients
+        client.break_connection()
+        store.watch("m", lambda: None).cancel()
+        assert not store._watches._watches, "nothing is kept of it"
+        calls: list[int] = []
+        other = store.watch("n", lambda: calls.append(0))
+        watch = store.watch("n", lambda: calls.append(1))
+        other.cancel()
+        client.connect()
+        await settle()
+        assert calls == [1]
+        server.create("/root/n", b"")
+        await settle()
+        assert calls == [1, 1]
+        watch.cancel()
 
     run(scenario)

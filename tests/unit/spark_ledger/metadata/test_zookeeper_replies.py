@@ -312,6 +312,17 @@ def test_read_goes_on_over_broken_connections(run: Run) -> None:
     run(scenario, SHORT_S)
 
 
+def test_write_whose_requests_are_lost_again_and_again_ends_at_its_deadline(run: Run) -> None:
+    async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        server.troubles = [Trouble("create", LOST_REQUEST) for _ in range(2_000)]
+        with pytest.raises((MetadataUnavailableError, OutcomeUnknownError)):
+            await store.create("n", b"")
+        assert server.troubles and "/root/n" not in server.nodes
+        server.troubles = []
+
+    run(scenario, SHORT_S)
+
+
 def test_write_without_a_connection_changes_nothing_and_says_so(run: Run) -> None:
     async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
         await store.create("n", b"")
@@ -351,15 +362,16 @@ def test_write_of_a_version_does_not_wait_for_another_connection(run: Run) -> No
     async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
         await store.create("n", b"")
         await store.put("n", b"seen", 0)
-        server.clients[0].break_connection()
-        putting = asyncio.create_task(store.put("n", b"mine", 1))
-        await asyncio.sleep(0)
-        server.set("/root/n", b"of another")
-        server.nodes["/root/n"].version = 1  # given again
-        server.clients[0].connect()
-        with pytest.raises(OutcomeUnknownError, match="the connection to ZooKeeper broke"):
-            await putting
-        assert server.nodes["/root/n"].data == b"of another"
+        for write in (store.put("n", b"mine", 1), store.transaction([Put("n", b"mine", 1)])):
+            server.clients[0].break_connection()
+            writing = asyncio.ensure_future(write)
+            await asyncio.sleep(0)
+            server.set("/root/n", b"of another")
+            server.nodes["/root/n"].version = 1  # given again
+            server.clients[0].connect()
+            with pytest.raises(OutcomeUnknownError, match="the connection to ZooKeeper broke"):
+                await writing
+            assert server.nodes["/root/n"].data == b"of another"
 
     run(scenario)
 

@@ -7,9 +7,10 @@ import gc
 from collections.abc import Callable
 
 import pytest
-from kazoo.protocol.states import EventType
+from kazoo.protocol.states import EventType, KeeperState
 
-from spark_ledger.errors import ConfigurationError, OutcomeUnknownError
+from spark_ledger.errors import ConfigurationError, LedgerClosedError, OutcomeUnknownError
+from spark_ledger.metadata.base import Delete
 from spark_ledger.metadata.cluster import CLUSTER_PATH
 from spark_ledger.metadata.codec import ClusterNode
 from spark_ledger.metadata.json_nodes import encode_node
@@ -170,6 +171,34 @@ def test_watches_that_come_and_go_leave_nothing_behind(run: Run, changes: bool) 
     run(scenario)
 
 
+def test_watch_whose_children_change_while_nobody_wants_it_is_used_again(run: Run) -> None:
+    """That of its data stands still, and nobody can take it back."""
+
+    async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        (client,) = server.clients
+        server.create("/root/n", b"")
+        calls: list[int] = []
+        for number in range(5):
+            store.watch("n", lambda: calls.append(1)).cancel()
+            server.create(f"/root/n/{number}", b"")
+            await settle()
+        assert len(client.data_watches["/root/n"]) == 1
+        last = store.watch("n", lambda: calls.append(1))
+        server.create("/root/n/seen", b"")
+        await settle()
+        assert calls == [1]
+        server.set("/root/n", b"seen")
+        await settle()
+        assert calls == [1, 1]
+        last.cancel()
+        server.create("/root/n/last", b"")
+        server.set("/root/n", b"unseen")
+        await settle()
+        assert not store._watches._watches, "nothing stands any more"
+
+    run(scenario)
+
+
 def test_watch_that_nobody_wants_is_forgotten_with_its_connection(run: Run) -> None:
     async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
         (client,) = server.clients
@@ -258,7 +287,8 @@ def test_new_session_of_another_store_is_refused_until_the_old_one_is_back(run: 
             client.expire()
             client.connect()
             for operation in (store.get("n"), store.create("n", b""), store.children("n")):
-                with pytest.raises(ConfigurationError, match=r"no longer holds the cluster"):
+                how = "missing" if other is None else "another one"
+                with pytest.raises(ConfigurationError, match=rf"no longer holds the .* is {how}"):
                     await operation
             assert "/root/n" not in server.nodes
             if other is None:
@@ -268,6 +298,47 @@ def test_new_session_of_another_store_is_refused_until_the_old_one_is_back(run: 
             client.expire()
             client.connect()
             assert await store.children("n") == []
+
+    run(scenario)
+
+
+def test_store_that_is_closed_says_so_though_another_store_had_answered(run: Run) -> None:
+    """Whoever tries again until an operator has mended that would do so for ever."""
+
+    async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        (client,) = server.clients
+        await store.create(CLUSTER_PATH, b"this one")
+        await store.get(CLUSTER_PATH)
+        server.delete(IDENTITY)
+        client.expire()
+        client.connect()
+        with pytest.raises(ConfigurationError):
+            await store.get("n")
+        await store.close()
+        for operation in (store.get("n"), store.create("n", b""), store.transaction([Delete("n")])):
+            with pytest.raises(LedgerClosedError):
+                await operation
+
+    run(scenario)
+
+
+def test_cluster_is_the_one_that_was_read_first(run: Run) -> None:
+    """Not the one that another store shows in the same session, before anybody has compared."""
+
+    async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        (client,) = server.clients
+        await store.create(CLUSTER_PATH, b"this one")
+        for question in (store.get, store.get_latest):
+            await question(CLUSTER_PATH)
+            server.set(IDENTITY, b"another")
+        client.expire()
+        client.connect()
+        with pytest.raises(ConfigurationError, match=r"no longer holds the cluster"):
+            await store.children("n")
+        server.set(IDENTITY, b"this one")
+        client.expire()
+        client.connect()
+        assert await store.children("n") == []
 
     run(scenario)
 
@@ -367,14 +438,15 @@ def test_verification_that_waits_to_be_repeated_ends_with_what_it_waited_for(
     run(scenario)
 
 
-def test_death_of_kazoo_starts_another_client(run: Run) -> None:
+@pytest.mark.parametrize("state", [KeeperState.CLOSED, KeeperState.AUTH_FAILED])
+def test_death_of_kazoo_starts_another_client(run: Run, state: str) -> None:
     async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
         await store.create("n", b"0")
         for version in range(3):
             old = server.clients[-1]
             lost: list[int] = []
             watch = store.on_session_lost(lambda lost=lost: lost.append(1))  # type: ignore[misc]
-            old.die()
+            old.die(state)
             with pytest.raises(OutcomeUnknownError, match="connection to ZooKeeper broke"):
                 await store.put("n", b"x", version)
             assert await store.put("n", b"x", version) == version + 1
