@@ -119,7 +119,7 @@ def test_streams_of_one_commit_share_the_wait_for_a_server_that_lags(
     clock: Outage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is found at last, and yet a hundred of them are no reason to wait a hundred times."""
-    left = {name: 3 for name in "abc"}
+    left = dict.fromkeys("abc", 3)
     looks: list[str] = []
 
     def lagging(_options: object, name: str, stream_id: str) -> str:

@@ -1,4 +1,4 @@
-"""What a write looks at again: bookies after each pause, and all that is known of a query's runs."""
+"""What a write looks at again: bookies after each pause, and what is known of a query's runs."""
 
 from __future__ import annotations
 
