@@ -8,9 +8,16 @@ from typing import Any
 
 import pytest
 
-from spark_ledger.errors import ConflictError, DataLossError, OutcomeUnknownError
+from spark_ledger.errors import (
+    BookieUnavailableError,
+    ConflictError,
+    DataLossError,
+    OutcomeUnknownError,
+)
 from spark_ledger.metadata.base import Operation, Put
+from spark_ledger.stream.commit.commit_log import NamedLedgers
 from spark_ledger.stream.model import Retention
+from spark_ledger.stream.retention import reclaim
 from spark_ledger.stream.retention.reclaim import LiveNames
 from spark_ledger.types import LedgerId
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
@@ -122,5 +129,33 @@ def test_page_that_went_with_a_step_that_was_cut_off_hides_no_commit_behind_it(
         (last,) = (await later._log.ledgers([12])).values()
         left = {LedgerId(each) for each in ledgers.ledgers}
         assert left == last.rows, "the row that is kept, and no page of those before"
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("failing", range(0, 10, 2))
+@pytest.mark.parametrize("kept_max", [0, 100])
+def test_look_at_live_commits_that_was_cut_off_hides_none_of_them(
+    failing: int, kept_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ledger that a commit needs would be deleted, as nobody is known to name it."""
+    monkeypatch.setattr(reclaim, "COMMITS_PER_BUCKET", 2)
+    is_down = True
+
+    class Log:
+        async def ledgers(self, numbers: Sequence[int]) -> dict[int, NamedLedgers]:
+            if is_down and failing in numbers:
+                raise BookieUnavailableError("down")
+            return {n: NamedLedgers({LedgerId(n), LedgerId(n + 1)}, None) for n in numbers}
+
+    async def scenario() -> None:
+        nonlocal is_down
+        log: Any = Log()
+        names, ids = LiveNames(kept_max), [LedgerId(n) for n in range(20)]
+        with pytest.raises(BookieUnavailableError):
+            await names.named(log, ids, 0, 10)
+        is_down = False
+        assert await names.named(log, ids, 0, 10) == set(range(11))
+        assert await names.named(log, ids, 3, 12) == set(range(3, 13))
 
     run(scenario())
