@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
 import pytest
@@ -13,7 +13,7 @@ from connector.read.partitions import LedgerPartition, StreamPartition, StreamSp
 from connector.read.stream_source import StreamSource
 from connector.read.task import read_partition
 from connector.schema import LEDGER_SCHEMA
-from connector.write import prepare
+from connector.write import prepare, task
 from connector.write.routed import open_parts
 from connector.write.routed_task import Part
 from connector.write.task import write_segments
@@ -166,3 +166,29 @@ def test_write_in_an_outage_of_bookies_is_begun_anew_for_each_try(
     assert write_segments(to_write(), "id", rows(), None) == ()
     assert offered == [[1, 2], [1, 2, 3], [1, 2, 3]]
     assert clock.pauses == list(RETRY_PAUSES_S[:2])
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+@pytest.mark.parametrize("spare_bytes", [0, -1])
+def test_rows_are_offered_again_only_if_all_of_them_could_be_kept(
+    clock: Outage, monkeypatch: pytest.MonkeyPatch, batches: int, spare_bytes: int
+) -> None:
+    """Also the first batch counts, which may be all there is."""
+    rows = [batch for n in range(batches) for batch in table(*range(n, n + 9)).to_batches()]
+    kept = sum(batch.nbytes for batch in rows) + spare_bytes
+    monkeypatch.setattr(task, "TASK_KEPT_BYTES_MAX", kept)
+    offered: list[int] = []
+
+    def write_once(given: Iterable[Any]) -> str:
+        offered.append(sum(1 for _ in given))
+        if len(offered) == 1:
+            raise NotEnoughBookiesError("down")
+        return "done"
+
+    if spare_bytes < 0:
+        with pytest.raises(NotEnoughBookiesError):
+            task.written_with_retries("stream 's'", iter(rows), write_once, "nothing")
+        assert offered == [batches] and not clock.pauses
+    else:
+        assert task.written_with_retries("stream 's'", iter(rows), write_once, "nothing") == "done"
+        assert offered == [batches] * 2

@@ -102,3 +102,17 @@ def test_rows_that_come_to_one_of_several_streams_in_the_wait_are_taken_at_once(
     monkeypatch.setattr(StreamConnection, "wait_for_any", wait_for_any)
     assert query.trigger() == {grown: [2]}
     assert len(waits) == 1
+
+
+@pytest.mark.parametrize("gone", ["a", "b", "c"])
+def test_lag_of_the_other_streams_is_told_while_one_goes(cluster: Cluster, gone: str) -> None:
+    """Whichever of them it is: the query's progress has the ends of those that are there."""
+    streams = {name: cluster.create(1, name=name) for name in "abc"}
+    query = Query(streams="a,b,c", failOnDataLoss="false")
+    query.reader.latestOffset(query.at, query.limit)
+    for stream in streams.values():
+        stream.append(table(2))
+    cluster.outside.delete_stream(gone)
+    newest: Any = query.reader.reportLatestOffset()
+    assert set(newest["streams"]) == set("abc") - {gone}
+    assert {each["rowsBehind"] for each in newest["streams"].values()} == {1}
