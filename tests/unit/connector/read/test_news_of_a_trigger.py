@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
-from connector.read import ledger_source
 from connector.read.stream_source import StreamSource
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits.connector import METADATA_LAG_S
@@ -29,7 +29,8 @@ def test_checkpoint_ahead_of_one_of_several_streams_is_refused_and_not_waited_fo
     cluster.create(3, 4, name="b")
     query = Query()
     assert query.rest() == {"a": [1, 2], "b": [3, 4]}
-    ends: dict[str, Any] = query.at["streams"]
+    reached: Any = query.at
+    ends: dict[str, Any] = reached["streams"]
     for segments, is_refused in ((2, False), (3, True)):
         at = {"streams": {**ends, ahead: {**ends[ahead], "segment": segments}}}
         restarted = Query(at, failOnDataLoss="false")
@@ -52,8 +53,8 @@ def test_entries_that_come_while_a_trigger_waits_are_taken_by_it(
         pauses.append(seconds)
         ledger.sizes += [1, 1]
 
-    monkeypatch.setattr(ledger_source.time, "sleep", sleep)
-    options = {"maxRowsPerTrigger": limit} if limit else {}
+    monkeypatch.setattr(time, "sleep", sleep)
+    options: dict[str, Any] = {"maxRowsPerTrigger": limit} if limit else {}
     reader = source(ledger, Clock(), **options)
     assert reader.latest_offset(offset(2), unlimited=False) == offset(3 if limit else 4)
     assert len(pauses) == 1

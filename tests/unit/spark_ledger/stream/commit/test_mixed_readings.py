@@ -7,6 +7,7 @@ import pytest
 from spark_ledger.errors import ConflictError
 from spark_ledger.limits.stream import MIXED_READINGS_MAX
 from spark_ledger.stream.catalog import StreamCatalog
+from spark_ledger.stream.model import SinkRecord
 from spark_ledger.stream.nodes import StreamNodes
 from spark_ledger.stream.several import commit_to
 from spark_ledger.stream.stream import Stream
@@ -24,7 +25,7 @@ def test_transaction_that_one_server_does_not_know_yet_is_looked_for_a_few_times
     read = StreamNodes.sink
     left = readings
 
-    async def lagging(self: StreamNodes, sink_id: str) -> Versioned[object] | None:
+    async def lagging(self: StreamNodes, sink_id: str) -> Versioned[SinkRecord] | None:
         nonlocal left
         if self.name == late and left:
             left -= 1
