@@ -39,7 +39,8 @@ def test_columns_come_in_the_order_in_which_they_were_asked_for(
 def test_schema_says_order_and_types_and_what_is_missing_is_null(
     stream: Stream, is_tail: bool
 ) -> None:
-    wanted = pa.schema([("more", pa.string()), ("text", pa.string()), ("n", pa.float64())])
+    types: dict[str, pa.DataType] = {"more": pa.string(), "text": pa.string(), "n": pa.float64()}
+    wanted = pa.schema(types)
     if is_tail:
         batches = list(stream.tail("earliest", idle_timeout=0.0, schema=wanted))
     else:
