@@ -486,7 +486,7 @@ class Attempt:
                 "could not be deleted (%s): delete it with `ledger ledgers delete %d`",
                 self._nodes.name,
                 ledger_id,
-                error or "no answer",
+                str(error) or "no answer",
                 ledger_id,
             )
 

@@ -382,7 +382,7 @@ class Sealer:
             logger.info(
                 "stream %r: ledgers of manifests that nothing names are left: %s",
                 self._nodes.name,
-                error or "no answer",
+                str(error) or "no answer",
             )
 
 

@@ -294,19 +294,22 @@ class StreamRetention:
         """
         await self._upgrade()
         wanted = parse_position(position)
-        made: Hold | None = None
+        sent: list[Hold] = []
         tries = self._tries()
         while True:
             await tries.begin()
             holds = await self._holds()
             head = await self._head(latest=True)  # read after it, so that it shows what came before
-            if made is not None and made in holds.value:
+            made = next((hold for hold in holds.value if hold in sent), None)
+            if made is not None:
                 if made.commit >= head.value.earliest_commit:
                     return made
                 await self._put_holds([h for h in holds.value if h != made], holds)
-                made = None
                 continue
             if isinstance(wanted, Dlsn) and wanted < head.value.earliest:
+                # One that got no reply may still arrive: not once the holds have another version.
+                if sent and not await self._put_holds(list(holds.value), holds):
+                    continue
                 raise DataLossError(
                     f"stream {self._nodes.name!r}: the rows from position {tuple(wanted)} on "
                     "cannot be held, because those before "
@@ -319,6 +322,7 @@ class StreamRetention:
                     f"stream {self._nodes.name!r} has {len(others)} holds, and may have "
                     f"{HOLDS_MAX}: remove one"
                 )
+            sent.append(made)
             await self._put_holds([*others, made], holds)
 
     async def _hold_at(

@@ -1,0 +1,77 @@
+"""What a write looks at again: bookies after each pause, and what is known of a query's runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from connector.write import repeated
+from connector.write.prepare import prepare_stream
+from connector.write.repeated import MicroBatch, check_sink_name, is_first_of_run
+from spark_ledger.errors import ConflictError
+from spark_ledger.stream.blocking import Stream, StreamConnection
+from spark_ledger.types import BookieId, BookieInfo, BookieState
+from tests.unit.connector.world import ROWS, Cluster, cluster, micro_batch, table, to_write
+
+__all__ = ["cluster"]
+
+
+def test_bookies_are_counted_again_after_each_pause(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One by one they begin to take writes, and the stream is made behind the last."""
+    looks: list[int] = []
+
+    def list_bookies(_connection: StreamConnection) -> list[BookieInfo]:
+        looks.append(len(looks))
+        states = [BookieState.WRITABLE] * looks[-1] + [BookieState.READ_ONLY] * (3 - looks[-1])
+        return [BookieInfo(BookieId(f"b{n}"), f"b{n}:1", state) for n, state in enumerate(states)]
+
+    monkeypatch.setattr(StreamConnection, "list_bookies", list_bookies)
+    prepare_stream(to_write(), ROWS)
+    assert len(cluster.clock.pauses) == 3 and looks == [0, 1, 2, 3]
+    assert cluster.outside.list_streams() == ["s"]
+
+
+def test_last_micro_batch_is_repeated_in_the_process_that_committed_those_before(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit process outlives a query run, and a run repeats where the one before ended."""
+    for number in range(3):
+        micro_batch(monkeypatch, number, number, run="first")
+    micro_batch(monkeypatch, 2, 2, run="second")
+    micro_batch(monkeypatch, 3, 3, run="second")
+    assert cluster.rows() == [0, 1, 2, 3]
+    with pytest.raises(ConflictError, match="another run"):
+        micro_batch(monkeypatch, 3, 3, run="first")
+
+
+def committed(stream: Stream, sink: str, query: str, number: int) -> None:
+    stream.append(table(number), sink_id=sink, transaction_id=number, run_id=f"{query}/run")
+
+
+@pytest.mark.parametrize("ours", ["a", "m", "z"])
+def test_new_sink_name_is_held_against_the_records_of_all_sinks(
+    cluster: Cluster, ours: str
+) -> None:
+    """Whichever of them is read first, and however far other queries have come."""
+    stream = cluster.create()
+    for sink in "amz":
+        query, number = ("q", 4) if sink == ours else (f"of {sink}", 9)
+        committed(stream, sink, query, number)
+    batch = MicroBatch("new", "q", "again", 4, ())
+    with pytest.raises(ConflictError, match=f"committed micro-batch 4 with sinkId='{ours}'"):
+        check_sink_name(stream, batch)
+    check_sink_name(stream, MicroBatch("new", "q", "again", 5, ()))
+    check_sink_name(stream, MicroBatch(ours, "q", "again", 4, ()))
+
+
+def test_first_micro_batch_of_a_run_is_its_own_whatever_other_sinks_and_runs_began_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(repeated, "_FIRST_BATCH_OF_RUN", {})
+    runs = [(sink, run) for sink in "ab" for run in ("one", "two")]
+    for number, (sink, run) in enumerate(runs):
+        assert is_first_of_run(MicroBatch(sink, "q", run, number, ()))
+    for number, (sink, run) in enumerate(runs):
+        assert is_first_of_run(MicroBatch(sink, "q", run, number, ()))
+        assert not is_first_of_run(MicroBatch(sink, "q", run, 4, ()))
