@@ -102,3 +102,19 @@ def test_connection_that_is_accepted_while_all_are_listed_keeps_its_counts() -> 
         assert connections.held({"new": 8 * MIB + 1_000})["new"] <= 0
     connections.keep([])
     assert len(connections) == 0
+
+
+def test_parts_that_each_client_may_have_are_kept_however_many_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A hundred clients whose network is slow: none of them holds more than one may."""
+    monkeypatch.setattr(client_watch, "BOOKIE_CONNECTIONS_LOOKED_AT", 1_000)
+
+    async def test(world: World) -> None:
+        for number in range(100):
+            world.half(f"client {number}", 1, waited_s=6.0)
+        for _ in range(3):
+            await world.watch.look()
+        assert not world.ended.by and not world.watch._parts
+
+    on_loop(test)

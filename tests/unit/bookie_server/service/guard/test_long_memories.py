@@ -100,3 +100,16 @@ def test_strangers_that_were_heard_wait_behind_those_that_were_not() -> None:
     assert strangers.look(waiting | newer, set(), set(), now).mute == first
     orders = strangers.look(dict(waiting), set(), set(newer), now)
     assert orders.unmute == [*last, *first[:2]]
+
+
+def test_strangers_that_have_stopped_keep_no_place_from_those_that_go_on() -> None:
+    """They are larger, and not ended yet: were the places theirs, nobody would become whole."""
+    strangers = Strangers()
+    strangers.look(dict(FULL), set(), set(), LATER_S)
+    stopped_at = LATER_S + BOOKIE_STALLED_MESSAGE_S
+    assert set(strangers.look(dict(FULL), set(), set(), stopped_at).mute) == set(FULL)
+    now = stopped_at + BOOKIE_UNHEARD_S - 0.05
+    assert not strangers.look(dict(FULL), set(), set(), now).hang_up
+    new = {f"new {n}": 4 * MIB for n in range(BOOKIE_STRANGERS_AT_ONCE)}
+    assert strangers.look(FULL | new, set(), set(), now).mute == []
+    assert strangers.look(FULL | dict.fromkeys(new, 8 * MIB), set(), set(), now).mute == []
