@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.unit.spark_ledger.client.test_nearness import distances, info
+from spark_ledger.client.nearness import distances
+from tests.unit.spark_ledger.client.test_nearness import info
 
 
 def test_rack_that_was_told_counts_and_that_of_a_bookie_on_this_host_does_not() -> None:

@@ -68,7 +68,7 @@ def test_bookie_of_many_clients_looks_at_all_of_them_once_and_not_all_the_time(
             looks[0] += 1
             return of_port(port)
 
-        world.kernel.of_port = counted  # type: ignore[method-assign]
+        world.kernel.of_port = counted  # type: ignore[method-assign, assignment]
 
         def call(numbers: Iterable[int]) -> None:
             for number in numbers:
