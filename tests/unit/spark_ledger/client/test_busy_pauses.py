@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from spark_ledger.client.last_confirmed import unless_busy, wait_for_newer
+from spark_ledger.client.last_confirmed import PROOF_TRIES, unless_busy, wait_for_newer
 from spark_ledger.limits.client import BUSY_PAUSE_S, BUSY_PAUSE_S_MAX, LAC_DISPUTE_S
 from spark_ledger.transport.base import LastConfirmed, ReadChunk
 from spark_ledger.types import BookieId, BookieStatus, EntryId
@@ -92,5 +93,31 @@ def test_disputed_news_are_waited_for_once_whoever_answers_meanwhile(late_s: flo
         found = await wait_for_newer(context, ledger((6, 3, 2)), b"", DIGEST, EntryId(4), 30.0)
         assert found == 4, "no entry proves what one says alone"
         assert loop.time() == pytest.approx(LAC_DISPUTE_S, abs=0.01)
+
+    run_in_virtual_time(main())
+
+
+def test_entry_that_has_to_prove_an_end_is_waited_for_as_long_as_a_dispute() -> None:
+    """And not as long as an entry that a consumer wants: an open would take half a minute."""
+    context = asked({"b1": (0.0, 7), **dict.fromkeys(("b2", *SILENT_ONES), (SILENT, 0))})
+    ask, waits = context.transport.read_last_confirmed, list[float]()
+
+    async def ask_or_fail(bookie_id: BookieId, *args: Any, **options: Any) -> LastConfirmed:
+        if bookie_id == "b0":
+            return LastConfirmed(BookieStatus.IO_ERROR)
+        answer: LastConfirmed = await ask(bookie_id, *args, **options)
+        return answer._replace(last_entry=answer.last_add_confirmed)
+
+    async def read(*args: Any, **options: Any) -> AsyncGenerator[ReadChunk, None]:
+        waits.append(options["timeout_s"])
+        await asyncio.sleep(options["timeout_s"])
+        yield ReadChunk(BookieStatus.TIMEOUT, None, args[2], "silent")
+
+    context.transport.read_last_confirmed, context.transport.read = ask_or_fail, read
+
+    async def main() -> None:
+        found = await wait_for_newer(context, ledger((6, 3, 2)), b"", DIGEST, EntryId(4), 30.0)
+        assert found == 4
+        assert waits == [LAC_DISPUTE_S] * PROOF_TRIES
 
     run_in_virtual_time(main())
