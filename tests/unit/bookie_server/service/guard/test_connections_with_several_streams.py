@@ -118,3 +118,23 @@ def test_parts_that_each_client_may_have_are_kept_however_many_there_are(
         assert not world.ended.by and not world.watch._parts
 
     on_loop(test)
+
+
+def test_client_whose_stream_has_ended_is_judged_by_the_streams_that_it_has() -> None:
+    """It left the old one in the middle of a message, and goes on with another on the same
+    connection: it waits for nobody, and gRPC has let go of what was sent of that message."""
+
+    async def test(world: World) -> None:
+        left = [world.half(f"client {number}", 15) for number in range(6)]
+        await world.watch.look()
+        assert len(world.watch._parts) == 6
+        world.streams = [Stream(each.peer, 0.001) for each in left]
+        for each in left:
+            each.has_waited_s = 6.0  # as it would for ever
+            world.kernel.bytes[each.peer] += MIB
+            world.connections.given(each.peer, MIB)
+        for _ in range(3):
+            await world.watch.look()
+        assert not world.ended.by and not world.watch._parts
+
+    on_loop(test)
