@@ -58,7 +58,7 @@ def test_handler_whose_client_has_gone_ends_as_cancelled(streams: bool) -> None:
             assert metrics.calls_in_progress["Describe"] == 1
             raise grpc.aio.InternalError("the client has gone")
 
-        made = (
+        made: Any = (
             grpc.stream_stream_rpc_method_handler(gone)
             if streams
             else grpc.stream_unary_rpc_method_handler(gone)
