@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from bookie_server.service.append_gate import AppendShares
+from bookie_server.service.append_gate import AppendGate, AppendShares
 from bookie_server.service.grpc_service import BookieService, Description
 from bookie_server.service.guard.log_bound import LogBound
 from bookie_server.service.interceptors import MetricsInterceptor
@@ -22,6 +22,7 @@ from spark_ledger.limits.bookie import BOOKIE_READ_THREADS
 from spark_ledger.types import BookieId
 from tests.contracts.scripted_bookie import ScriptedBookie
 from tests.unit.bookie_server.service.test_append_shares import on_loop, settle
+from tests.unit.bookie_server.service.test_appenders import gated
 
 
 @on_loop
@@ -99,3 +100,21 @@ def test_read_that_has_not_begun_when_the_service_is_closed_does_not_begin() -> 
         assert late.cancelled()
 
     asyncio.run(main())
+
+
+@gated
+async def test_an_eighth_is_taken_in_while_memory_is_short(
+    bookie: ScriptedBookie, gate: AppendGate
+) -> None:
+    """And not one message after the other: a bookie whose memory stays short goes on well."""
+    gate.memory_is_short(True)
+    bookie.append_bytes_in_flight = 100 // 8
+    async with asyncio.timeout(1):
+        await gate.wait(1)
+    bookie.append_bytes_in_flight += 1
+    waits = asyncio.ensure_future(gate.wait(1))
+    await settle()
+    assert not waits.done()
+    bookie.append_bytes_in_flight -= 1
+    gate.completed()
+    await waits
