@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from spark_ledger.wire.codec import SERVICE_NAME
@@ -20,6 +22,8 @@ async def test_bookie_that_stops_says_so_to_whoever_watches_its_health(f: Fixtur
     ]
     for watch in watches:
         assert (await watch.read()).status == SERVING
-    await f.server.stop(0.0)
+    stopping = asyncio.ensure_future(f.server.stop(5.0))
     for watch in watches:
         assert (await watch.read()).status == NOT_SERVING
+        watch.cancel()
+    await stopping
