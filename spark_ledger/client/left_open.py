@@ -37,6 +37,12 @@ class LeftOpen:
         """Close a ledger later. Its writer must have ended: recovery fences it."""
         if self._is_closed:
             return
+        self._wait(ledger_id)
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._close_all())
+
+    def _wait(self, ledger_id: LedgerId) -> None:
+        """Behind all others; of too many the first one goes."""
         if len(self._waiting) == LEFT_OPEN_MAX:
             logger.warning(
                 "ledger %d is left open until this process ends: %d others wait to be closed",
@@ -44,8 +50,6 @@ class LeftOpen:
                 LEFT_OPEN_MAX,
             )
         self._waiting.append(ledger_id)
-        if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._close_all())
 
     async def close(self) -> None:
         """The connection ends: what is still open is the keeper's (rule K3)."""
@@ -66,7 +70,7 @@ class LeftOpen:
                 return  # the connection is closed
             except LedgerError as error:
                 logger.debug("ledger %d cannot be closed yet: %s", ledger_id, error)
-                self._waiting.append(ledger_id)
+                self._wait(ledger_id)
                 delay_s = min(2 * delay_s, LEFT_OPEN_DELAY_S_MAX)
                 continue
             delay_s = LEFT_OPEN_DELAY_S

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from typing import NamedTuple, Protocol
 
 from bookie_server.service.calls import CallLimits
@@ -84,7 +84,7 @@ class ClientWatch:
         hang_up: HangUp,
         connections: Connections,
         limits: CallLimits,
-        streams: Callable[[], Iterable[Appending]],
+        streams: Callable[[], Collection[Appending]],
         *,
         files: Callable[[], int] = open_file_count,
     ) -> None:
@@ -198,14 +198,16 @@ class ClientWatch:
         return is_crowded or len(self._connections) > self._remembered_max
 
     def _look_for_parts(self, now: float) -> list[Appending]:
-        """Take in a few more streams that may have a part, and forget those that got the rest.
-        Returns those that were looked at now."""
+        """Take in a few more streams that may have a part, and forget those that got the rest or
+        have ended: what they left is gRPC's no more. Returns those that were looked at now."""
+        streams = self._streams()
         for peer, part in list(self._parts.items()):
-            if part.stream.has_waited_s < now - part.changed_at:  # a whole message came meanwhile
+            is_whole = part.stream.has_waited_s < now - part.changed_at  # it came meanwhile
+            if is_whole or part.stream not in streams:
                 del self._parts[peer]
         if not self._next_streams:
-            self._next_streams = list(self._streams())
-        several = self._next_streams[-BOOKIE_CONNECTIONS_LOOKED_AT:]
+            self._next_streams = list(streams)
+        several = [s for s in self._next_streams[-BOOKIE_CONNECTIONS_LOOKED_AT:] if s in streams]
         del self._next_streams[-BOOKIE_CONNECTIONS_LOOKED_AT:]
         for stream in several:
             if stream.peer not in self._parts and stream.has_waited_s >= BOOKIE_STALLED_MESSAGE_S:
