@@ -315,3 +315,26 @@ def test_columns_added_at_once_are_added_once_whatever_is_lost(outcomes: list[Ou
         assert [schema.names for schema in config.schemas] == [SCHEMA.names, wider.names]
 
     run(scenario())
+
+
+def test_columns_behind_rows_of_an_older_version_are_added_to_the_newest() -> None:
+    """A micro-batch of rows that lack a column of the stream, and then of rows with a new one."""
+
+    async def scenario() -> None:
+        stream = await StreamCatalog(FakeLedgers()).create("s", SCHEMA)
+        await stream.append(with_column(0, "a", 7), merge_schema=True)
+        writer = stream.writer(merge_schema=True)
+        await writer.write(table(1))
+        await writer.write(with_column(2, "b", "x"))
+        commit = await stream.commit_segments(await writer.finish())
+        assert [part.schema_version for part in commit.segments] == [0, 2]
+        assert [each.names for each in (await stream.refresh()).schemas] == [
+            ["n", "text"],
+            ["n", "text", "a"],
+            ["n", "text", "a", "b"],
+        ]
+        rows = [(row["n"], row["a"], row["b"]) for row in await rows_of(stream)]
+        assert rows == [(0, 7, None), (1, None, None), (2, None, "x")]
+        await writer.close()
+
+    run(scenario())

@@ -24,7 +24,7 @@ from spark_ledger.stream.windows import (
 from spark_ledger.types import Entry, EntryId, LedgerId
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers, FakeReader
 from tests.unit.spark_ledger.stream.test_reader import build, places, whole
-from tests.unit.spark_ledger.stream.world import another, numbers, run, table
+from tests.unit.spark_ledger.stream.world import another, loose, numbers, run, table
 
 
 def test_windows_are_bounded_and_grow() -> None:
@@ -183,5 +183,22 @@ def test_rows_before_a_lost_or_damaged_ledger_are_delivered(
             async for batch in (await another(ledgers)[1].open("s")).read():
                 found += [row["n"] for row in batch.to_pylist()]
         assert found == list(range(kept)) and kept > 0
+
+    run(scenario())
+
+
+def test_segments_of_several_entries_that_follow_one_another_are_one_group() -> None:
+    def part(first: int, entries: int, ledger_id: int = 9) -> SegmentRange:
+        segment = loose(*[2] * entries, first_entry=first, ledger_id=ledger_id)
+        return SegmentRange(segment, (0, 0), (entries, 0), 0, 0)
+
+    async def scenario() -> None:
+        parts = [part(0, 3), part(3, 2), part(5, 1), part(7, 2), part(9, 2, 8), part(9, 2)]
+        groups = [group async for group in group_neighbours(parts)]
+        assert groups == [parts[:3], parts[3:4], parts[4:5], parts[5:]]
+        inside = [parts[0]._replace(end=(1, 1)), parts[1]._replace(start=(1, 1))]
+        assert [len(group) async for group in group_neighbours(inside)] == [1, 1]
+        inside = [parts[0]._replace(start=(2, 1)), parts[1]._replace(end=(0, 1))]
+        assert [len(group) async for group in group_neighbours(inside)] == [2]
 
     run(scenario())
