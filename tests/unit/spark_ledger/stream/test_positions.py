@@ -78,7 +78,8 @@ def test_read_behind_a_truncation_has_what_lies_between_its_positions(
 def test_tail_has_the_columns_that_are_asked_for() -> None:
     async def scenario() -> None:
         stream = await of_three()
-        other = pa.schema([pa.field("text", pa.string()), pa.field("n", pa.float64())])
+        columns: dict[str, pa.DataType] = {"text": pa.string(), "n": pa.float64()}
+        other = pa.schema(columns)
         for tail, schema in (
             (
                 stream.tail("earliest", idle_timeout=0, columns=["text"]),

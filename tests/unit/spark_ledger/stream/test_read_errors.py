@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
@@ -154,3 +155,23 @@ def test_read_whose_former_ledger_goes_anywhere_has_each_row_once(start: Dlsn) -
     while run(scenario(before)):
         before += 1
     assert before >= 3
+
+
+def test_entry_that_a_closed_ledger_lacks_is_data_loss_at_once() -> None:
+    """No newer metadata can say more of it."""
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
+        await stream.append(table(0))
+        await stream.close()
+        (ledger,) = ledgers.ledgers.values()
+        ledger.payloads.clear()
+        other, streams = another(ledgers)
+        reader = await streams.open("s")
+        async with asyncio.timeout(1):
+            with pytest.raises(DataLossError, match="its entries are gone"):
+                await numbers(reader.read())
+        assert len(other.reads) == 1
+
+    run(scenario())

@@ -306,7 +306,8 @@ def test_segment_with_an_entry_of_too_many_keys_may_have_any_key(place: int) -> 
 @pytest.mark.parametrize("key", [b"k\xff", "k", b""])
 def test_key_of_bytes_may_be_asked_for_as_bytes_or_text(key: str | bytes) -> None:
     async def scenario() -> None:
-        schema = pa.schema([pa.field("key", pa.binary()), pa.field("n", pa.int64())])
+        columns: dict[str, pa.DataType] = {"key": pa.binary(), "n": pa.int64()}
+        schema = pa.schema(columns)
         stream = await StreamCatalog(FakeLedgers()).create("s", schema, key_columns=["key"])
         for n, value in enumerate([b"k", b"k\xff", b"", None]):
             rows: dict[str, list[Any]] = {"key": [value], "n": [n]}

@@ -208,6 +208,32 @@ def test_damaged_order_is_not_sealed_where_one_leaf_follows_another(
         run(scenario(field))
 
 
+def test_damaged_order_behind_what_is_sealed_leaves_the_root_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A root with pages that are not in order could not be read, and no commit of them any more."""
+    small_manifests(monkeypatch, leaf=2, fan_out=9, kept=0)
+    monkeypatch.setattr(sealer, "SEAL_EVERY", 1000)
+
+    async def scenario(field: str) -> None:
+        ledgers = FakeLedgers()
+        stream = await stream_of(ledgers, 6)
+        await stream._committer.sealer.seal(4)
+        path = "streams/s/commits/0000000/0000000004"
+        node = await ledgers.store.get(path)
+        damaged = {**json.loads(node.value), field: 1}
+        await ledgers.store.put(path, json.dumps(damaged).encode(), node.version)
+        other = await another(ledgers)[1].open("s")
+        with pytest.raises(CorruptionError, match="commit 4 begins before commit 2 ends"):
+            await other._committer.sealer.seal(6)
+        assert commit_nodes(ledgers) == [4, 5]
+        reader = await another(ledgers)[1].open("s")
+        assert [each.number for each in await reader.commits(0, 4)] == [0, 1, 2, 3]
+
+    for field in ("first_segment", "rows_before", "bytes_before"):
+        run(scenario(field))
+
+
 def test_record_of_a_commit_that_is_lost_and_not_truncated_is_data_loss() -> None:
     """Its transaction was applied, and what became of its rows is not that somebody dropped
     them."""
