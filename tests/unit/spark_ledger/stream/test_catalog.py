@@ -264,3 +264,23 @@ def test_stream_of_a_name_that_is_given_up_meanwhile_is_made(
         assert await numbers((await streams.open("s")).read()) == [7]
 
     run(scenario())
+
+
+@pytest.mark.parametrize("missing", [[2], [0], [5], [1, 4]])
+def test_deletion_takes_the_ledgers_of_all_commits_beside_those_that_are_gone(
+    missing: list[int],
+) -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        for n in range(6):
+            stream = await StreamCatalog(ledgers).create("s", SCHEMA, exist_ok=True)
+            await stream.append(table(n))  # each into a ledger of its own
+            await stream.close()
+        ids = sorted(ledgers.ledgers)
+        for number in missing:
+            await ledgers.store.delete(stream._nodes.commit_path(number))
+        await StreamCatalog(ledgers).delete("s")
+        assert sorted(ledgers.ledgers) == [ids[number] for number in missing], "nobody knows them"
+        assert ledgers.store.tree.children("streams") == []
+
+    run(scenario())

@@ -338,3 +338,24 @@ def test_columns_behind_rows_of_an_older_version_are_added_to_the_newest() -> No
         await writer.close()
 
     run(scenario())
+
+
+@pytest.mark.parametrize("of_writer", [False, True])
+def test_what_a_write_says_of_new_columns_counts_and_not_what_its_writer_does(
+    of_writer: bool,
+) -> None:
+    async def scenario() -> None:
+        stream = await StreamCatalog(FakeLedgers()).create("s", SCHEMA)
+        writer = stream.writer(merge_schema=of_writer)
+        for says in (None, False):
+            if says is None and of_writer:
+                continue
+            with pytest.raises(SchemaMismatchError, match="merge_schema"):
+                await writer.write(with_column(0, "more", 1), merge_schema=says)
+            writer.abandon()
+        await writer.write(with_column(1, "more", 1), merge_schema=None if of_writer else True)
+        await stream.commit_segments(await writer.finish())
+        assert await rows_of(stream) == [{"n": 1, "text": "row 1", "more": 1}]
+        await writer.close()
+
+    run(scenario())

@@ -11,6 +11,7 @@ from spark_ledger.errors import DataLossError, DigestMismatchError
 from spark_ledger.limits import KIB
 from spark_ledger.limits.entries import READ_CHUNK_BYTES_TARGET
 from spark_ledger.limits.stream import READ_WINDOW_BYTES_MAX, READ_WINDOW_BYTES_MIN
+from spark_ledger.stream import reader as reader_module
 from spark_ledger.stream import windows as windows_module
 from spark_ledger.stream.model import SegmentRange
 from spark_ledger.stream.stream import Stream
@@ -200,5 +201,35 @@ def test_segments_of_several_entries_that_follow_one_another_are_one_group() -> 
         assert [len(group) async for group in group_neighbours(inside)] == [1, 1]
         inside = [parts[0]._replace(start=(2, 1)), parts[1]._replace(end=(0, 1))]
         assert [len(group) async for group in group_neighbours(inside)] == [2]
+
+    run(scenario())
+
+
+def test_window_of_many_ledgers_asks_few_of_them_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_module, "RUNS_AT_ONCE_MAX", 3)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await build(ledgers, [])
+        for n in range(12):
+            writer = stream.writer()
+            await writer.write(table(n))
+            await stream.commit_segments(await writer.finish())
+            await writer.close()
+        running = most = 0
+        inner = ledgers.open_unconfirmed
+
+        async def counting(ledger_id: int) -> FakeReader:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            for _ in range(5):
+                await asyncio.sleep(0)
+            running -= 1
+            return await inner(ledger_id)
+
+        ledgers.open_unconfirmed = counting  # type: ignore[method-assign]
+        assert await numbers(stream.read()) == list(range(12))
+        assert most == 3
 
     run(scenario())

@@ -97,3 +97,18 @@ def test_read_with_a_limit_looks_commits_up_in_windows_that_grow(
             assert asked == windows
 
     run(scenario())
+
+
+def test_commit_behind_columns_that_were_added_at_once_is_not_refused() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        await StreamCatalog(ledgers).create("s", SCHEMA)
+        faults = Faults([])
+        stream = await another(ledgers, faults)[1].open("s")
+        for name in ("one", "two"):
+            schema = await stream.merge_schema(SCHEMA.append(pa.field(name, pa.int64())))
+            await stream.append(table(0))
+        assert schema.names == ["n", "text", "one", "two"]
+        assert faults.count("transaction") == 4, "one for each column, and one for each commit"
+
+    run(scenario())
