@@ -316,3 +316,25 @@ def test_commit_that_was_made_is_found_though_its_ledger_is_gone_since(
         assert (commit.number, commit.applied, sent) == (number, True, 2)
 
     run(scenario())
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_commit_to_streams_of_which_one_has_to_look_again_is_made_in_all(which: int) -> None:
+    """A handle knows a list of ledgers to be deleted that was taken back since."""
+
+    async def scenario() -> None:
+        ledgers = NamedLedgers()
+        streams = [await stream_of(ledgers, name, drops=True) for name in "st"]
+        parts = [await ledgers.made(1) for _ in streams]
+        keeper = await StreamCatalog(ledgers).open("st"[which])
+        listed = replace(await keeper.refresh(), dropping=(parts[which][0].ledger_id,))
+        assert await keeper.retention._replace_config(listed)
+        await streams[which].refresh()
+        await keeper.refresh()
+        assert await keeper.retention._replace_config(replace(listed, dropping=()))
+        commits = await commit_to(list(zip(streams, parts, strict=True)))
+        assert [(each.number, each.applied, each.rows) for each in commits] == [(0, True, 1)] * 2
+        for stream in streams:
+            assert (await stream.head()).rows == 1
+
+    run(scenario())
