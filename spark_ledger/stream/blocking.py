@@ -175,7 +175,7 @@ class _Closes:
     """What is closed at the end of a ``with``."""
 
     def close(self) -> None:
-        raise NotImplementedError
+        """Each has its own."""
 
     def __enter__(self) -> Self:
         return self
