@@ -359,3 +359,30 @@ def test_what_a_write_says_of_new_columns_counts_and_not_what_its_writer_does(
         await writer.close()
 
     run(scenario())
+
+
+def test_columns_of_segments_are_known_behind_a_lost_reply() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
+        segments = await written(stream, with_column(0, "more", 1))
+        other = await another(ledgers, Faults([Outcome.LOST_REPLY]))[1].open("s")
+        assert (await other.commit_segments(segments)).applied
+        assert other.schema.names == ["n", "text", "more"]
+
+    run(scenario())
+
+
+def test_data_that_come_in_parts_bring_their_columns_and_empty_data_only_if_that_is_wanted() -> (
+    None
+):
+    async def scenario() -> None:
+        stream = await StreamCatalog(FakeLedgers()).create("s", SCHEMA)
+        await stream.append(with_column(0, "typo", 1).slice(0, 0))
+        assert (await stream.refresh()).schema.names == ["n", "text"]
+        parts = [with_column(0, "a", 1), with_column(1, "b", "x")]
+        await stream.append(parts, merge_schema=True)
+        rows = [(row["n"], row["a"], row["b"]) for row in await rows_of(stream)]
+        assert rows == [(0, 1, None), (1, None, "x")]
+
+    run(scenario())

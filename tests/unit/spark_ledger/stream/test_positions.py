@@ -133,3 +133,16 @@ def test_read_whose_rows_are_dropped_before_they_are_looked_up_says_so(
             await numbers(stream.read("earliest", end))
 
     run(scenario())
+
+
+def test_commits_of_a_part_of_a_plan_are_read_in_the_schema_that_is_asked_for() -> None:
+    async def scenario() -> None:
+        stream = await of_three()
+        columns: dict[str, pa.DataType] = {"n": pa.float64()}
+        for schema in (None, pa.schema(columns)):
+            chunks = stream.read_commit_chunks(range(1, 3), Dlsn(1), Dlsn(3), schema=schema)
+            found = [each.batch async for chunk in chunks for each in chunk]
+            assert all(batch.schema.equals(schema or SCHEMA) for batch in found)
+            assert [n for batch in found for n in batch.column("n").to_pylist()] == [1, 2]
+
+    run(scenario())
