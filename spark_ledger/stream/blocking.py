@@ -171,7 +171,25 @@ class StreamConnection(LedgerConnection):
         self._call(self._streams.delete(name))
 
 
-class Stream:
+class _Closes:
+    """What is closed at the end of a ``with``."""
+
+    def close(self) -> None:
+        """Each has its own."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Stream(_Closes):
     """A stream. Threads may share it. See ``stream.Stream`` for what the methods promise."""
 
     def __init__(
@@ -423,17 +441,6 @@ class Stream:
         """Stop watching, and close the ledger that ``append`` uses. Idempotent."""
         self._call(self._stream.close())
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
 
 def _flatten(chunks: Iterator[list[T]]) -> Iterator[T]:
     """The items of lists. Closing this generator closes ``chunks``."""
@@ -455,7 +462,7 @@ async def _batches_in_thread(data: Rows) -> AsyncGenerator[pa.RecordBatch, None]
         yield batch
 
 
-class SegmentWriter:
+class SegmentWriter(_Closes):
     """Writes segments from one thread, for one micro-batch after the other."""
 
     def __init__(self, portal: BlockingPortal, writer: AsyncSegmentWriter) -> None:
@@ -465,12 +472,16 @@ class SegmentWriter:
     def write(self, data: Rows, *, merge_schema: bool | pa.Schema | None = None) -> int:
         """Append rows to the micro-batch; how many. Waits only while too much is in flight.
 
-        Items of an iterable are taken in the caller's thread, because that may block.
+        Items are taken in the caller's thread, as that may block; an error there spoils the rest.
         """
-        return sum(
-            self._portal.call(self._writer.write(batch, merge_schema=merge_schema))
-            for batch in as_batches(data)
-        )
+        try:
+            return sum(
+                self._portal.call(self._writer.write(batch, merge_schema=merge_schema))
+                for batch in as_batches(data)
+            )
+        except BaseException:
+            self._portal.call(self._writer.spoil())
+            raise
 
     def finish(self) -> list[Segment]:
         """End the micro-batch; its segments (no number yet) once all entries are confirmed."""
@@ -487,14 +498,3 @@ class SegmentWriter:
     def close(self) -> None:
         """Close the ledger. Idempotent."""
         self._portal.call(self._writer.close())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

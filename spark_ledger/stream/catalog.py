@@ -115,23 +115,26 @@ class StreamCatalog:
             has_retention=retention is not None,
             retention=retention or Retention(),
         )
-        try:
-            await self._create_nodes(nodes, config)
-        except ConflictError as error:
-            existing = await self._existing(nodes)
-            if existing is not None and existing.value.stream_id == config.stream_id:
-                return Stream(self._ledgers, nodes, existing)  # ours: only the reply was lost
-            if existing is not None and existing.value.deleted:
+        while True:
+            try:
+                await self._create_nodes(nodes, config)
+            except ConflictError as error:
+                existing = await self._existing(nodes)
+                if existing is None:
+                    continue  # it was deleted in between, and the name is free
+                if existing.value.stream_id == config.stream_id:
+                    return Stream(self._ledgers, nodes, existing)  # ours: only the reply was lost
+                if existing.value.deleted:
+                    raise ConflictError(
+                        f"stream {name!r} is being deleted; delete it again to finish that, "
+                        "then create it"
+                    ) from error
+                if exist_ok:
+                    return Stream(self._ledgers, nodes, existing)
                 raise ConflictError(
-                    f"stream {name!r} is being deleted; delete it again to finish that, "
-                    "then create it"
+                    f"stream {name!r} exists already; open it, or choose another name"
                 ) from error
-            if existing is not None and exist_ok:
-                return Stream(self._ledgers, nodes, existing)
-            raise ConflictError(
-                f"stream {name!r} exists already; open it, or choose another name"
-            ) from error
-        return Stream(self._ledgers, nodes, Versioned(config, 0))
+            return Stream(self._ledgers, nodes, Versioned(config, 0))
 
     async def _create_nodes(self, nodes: StreamNodes, config: StreamConfig) -> None:
         operations = [

@@ -222,6 +222,10 @@ class SegmentWriter:
             self._used()
         return rows
 
+    async def spoil(self) -> None:
+        """A part of this micro-batch cannot be had from its caller: none of it may be finished."""
+        self._is_broken = True
+
     async def _write_batch(self, batch: pa.RecordBatch, merge: bool | pa.Schema) -> None:
         fit = await self._schemas.fit(batch.schema, merge=merge, pending=self._new)
         if fit.is_new and all(known.schema is not fit.schema for known in self._new):

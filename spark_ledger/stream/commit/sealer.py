@@ -198,8 +198,15 @@ class Sealer:
         parts = [range(start, start + root.leaf_commits) for start in numbers[:: root.leaf_commits]]
         stored = await self._log.stored(numbers)
         commits = {number: each.commit for number, each in stored.items()}
+        for page in root.pages()[-1:]:
+            # A root whose pages are not in order cannot be read, and with it none of their commits.
+            known = page.pointer
+            reached = (known.first_segment, known.rows_before, known.bytes_before)
+            self._check_order(page.first, reached, commits[first])
         for number in numbers[1:]:
-            self._check_order(commits[number - 1], commits[number])
+            one = commits[number - 1]
+            reached = (one.end_segment, one.rows_before, one.bytes_before)
+            self._check_order(one.number, reached, commits[number])
         stream_id = root.stream_id
         pages = [encode_leaf(stream_id, part[0], [stored[n].node for n in part]) for part in parts]
         ledger = await self._write(lambda _: pages)
@@ -221,14 +228,14 @@ class Sealer:
         commits = [Delete(self._nodes.commit_path(number)) for number in range(first, end)]
         return [*commits, *(Delete(self._nodes.bucket_path_of(bucket)) for bucket in full)]
 
-    def _check_order(self, one: Commit, other: Commit) -> None:
-        """Nothing damaged is sealed: its node, which says what is wrong, would be gone."""
-        before = (one.end_segment, one.rows_before, one.bytes_before)
+    def _check_order(self, number: int, reached: tuple[int, int, int], other: Commit) -> None:
+        """Nothing damaged is sealed: its node, which says what is wrong, would be gone. A commit
+        before it has reached so many segments, rows and bytes."""
         after = (other.first_segment, other.rows_before, other.bytes_before)
-        if any(late < early for early, late in zip(before, after, strict=True)):
+        if any(late < early for early, late in zip(reached, after, strict=True)):
             raise CorruptionError(
                 f"stream {self._nodes.name!r}: commit {other.number} begins before commit "
-                f"{one.number} ends; commits from there on are not moved into manifests"
+                f"{number} ends; commits from there on are not moved into manifests"
             )
 
     # -- pages above -------------------------------------------------------------------------------

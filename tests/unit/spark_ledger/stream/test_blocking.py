@@ -12,9 +12,11 @@ import pytest
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.portal import BlockingPortal
 from spark_ledger.errors import (
+    ConfigurationError,
     LedgerClosedError,
     LedgerError,
     NoSuchStreamError,
+    RetryableError,
     SchemaMismatchError,
 )
 from spark_ledger.stream.blocking import StreamConnection
@@ -176,3 +178,32 @@ def test_connection_whose_close_fails_at_one_of_its_streams_is_closed_all_the_sa
     before = calls
     connection.close()
     assert calls == before, "it is closed"
+
+
+@pytest.mark.parametrize("rows", [1, 300])
+@pytest.mark.parametrize("then", ["raises", "gives no rows"])
+def test_micro_batch_whose_data_end_with_an_error_is_refused(
+    connection: StreamConnection, then: str, rows: int
+) -> None:
+    """They are taken in the caller's thread: what came before the error is not the whole of it."""
+    stream = connection.create_stream("s", SCHEMA, entry_bytes=1024)
+
+    def items() -> Iterator[Any]:
+        yield table(0, rows)
+        if then == "raises":
+            raise ZeroDivisionError
+        yield "no rows"
+
+    with stream.writer() as writer:
+        with pytest.raises((ZeroDivisionError, ConfigurationError)):
+            writer.write(items())
+        with pytest.raises(RetryableError, match="write all of it again"):
+            writer.finish()
+        assert writer.write([table(5), table(6)]) == 2
+        stream.commit_segments(writer.finish())
+        with pytest.raises((ZeroDivisionError, ConfigurationError)):
+            writer.write(items())
+        writer.abandon()
+        writer.write(table(7))
+        stream.commit_segments(writer.finish())
+    assert values(stream.read()) == [5, 6, 7]

@@ -17,7 +17,9 @@ from spark_ledger.errors import (
 from spark_ledger.metadata.memory import Fault, Outcome
 from spark_ledger.stream import catalog
 from spark_ledger.stream.catalog import StreamCatalog
-from spark_ledger.stream.model import Compression
+from spark_ledger.stream.model import Compression, StreamConfig
+from spark_ledger.stream.nodes import StreamNodes
+from spark_ledger.types import Versioned
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.world import (
     SCHEMA,
@@ -236,3 +238,49 @@ def test_deletion_takes_every_page_of_the_manifests_and_may_break_off_anywhere(
     while not run(scenario(at)):
         at += 1
     assert at > 9 + 6, "nine of rows, and seven of manifests"
+
+
+@pytest.mark.parametrize("exist_ok", [False, True])
+def test_stream_of_a_name_that_is_given_up_meanwhile_is_made(
+    exist_ok: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that was in the way is deleted before anybody can look whose it is."""
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        streams = StreamCatalog(ledgers)
+        former = await streams.create("s", pa.schema([("x", pa.int8())]))
+        other = another(ledgers)[1]
+        look = other._existing
+
+        async def late(nodes: StreamNodes) -> Versioned[StreamConfig] | None:
+            if (await streams.names()) and (await look(nodes)).value == former.config:  # type: ignore[union-attr]
+                await streams.delete("s")
+            return await look(nodes)
+
+        monkeypatch.setattr(other, "_existing", late)
+        made = await other.create("s", SCHEMA, exist_ok=exist_ok)
+        await made.append(table(7))
+        assert await numbers((await streams.open("s")).read()) == [7]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("missing", [[2], [0], [5], [1, 4]])
+def test_deletion_takes_the_ledgers_of_all_commits_beside_those_that_are_gone(
+    missing: list[int],
+) -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        for n in range(6):
+            stream = await StreamCatalog(ledgers).create("s", SCHEMA, exist_ok=True)
+            await stream.append(table(n))  # each into a ledger of its own
+            await stream.close()
+        ids = sorted(ledgers.ledgers)
+        for number in missing:
+            await ledgers.store.delete(stream._nodes.commit_path(number))
+        await StreamCatalog(ledgers).delete("s")
+        assert sorted(ledgers.ledgers) == [ids[number] for number in missing], "nobody knows them"
+        assert ledgers.store.tree.children("streams") == []
+
+    run(scenario())

@@ -126,3 +126,16 @@ def test_ledger_is_kept_while_there_are_too_few_bookies_for_another() -> None:
         await writer.close()
 
     run(scenario())
+
+
+def test_ledger_of_a_micro_batch_that_was_given_up_is_closed() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        writer = (await new_stream(ledgers)).writer()
+        await writer.write(table(0, 400))
+        ledger_id = writer.ledger_id
+        writer.abandon()
+        await until_closed(ledgers, ledger_id)
+        await writer.close()
+
+    run(scenario())

@@ -22,6 +22,10 @@ async def number_since(stream: Stream, time_ms: int) -> int | None:
     return None if commit is None else commit.number
 
 
+async def rows_between(stream: Stream, **limit: int) -> list[int]:
+    return [commit.rows for commit in await stream.commits_between(0, 2, **limit)]
+
+
 @pytest.mark.parametrize(
     ("look", "found"),
     [
@@ -37,6 +41,8 @@ async def number_since(stream: Stream, time_ms: int) -> int | None:
         (lambda s: s.position_at_timestamp(2001), Dlsn(2)),
         (lambda s: number_since(s, 2000), 1),
         (lambda s: s.position_of("q", 2), Dlsn(1)),
+        (rows_between, [2, 1]),
+        (lambda s: rows_between(s, max_rows=3), [2, 1]),
     ],
 )
 def test_look_up_behind_a_late_watch_sees_the_newest_commit(

@@ -70,3 +70,22 @@ def test_every_ledger_of_a_stream_is_its_own_and_goes_unless_it_is_named(
         assert all(ledgers.until_named.values())
 
     run(scenario())
+
+
+def test_ledger_that_an_application_has_marked_itself_is_raw() -> None:
+    """Marks of the same names say nothing without the id of a stream."""
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        tags = {"purpose": "segments", "stream": "s"}
+        for marks, purpose, stream in (
+            ({}, "raw", ""),
+            (tags, "raw", ""),
+            ({"stream_id": "1"}, "raw", ""),
+            ({**tags, "stream_id": "1"}, "segments", "s"),
+        ):
+            made = await ledgers.create_ledger(custom_metadata=marks)
+            metadata = await ledgers.ledger_metadata(made.ledger_id)
+            assert (purpose_of(metadata), stream_of(metadata)) == (purpose, stream)
+
+    run(scenario())

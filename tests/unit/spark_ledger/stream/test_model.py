@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -251,3 +252,20 @@ def test_sink_and_transaction_ids_at_their_bounds() -> None:
     for wrong in (-(2**63) - 1, 2**63, True, "1", 1.0, None):
         with pytest.raises(ConfigurationError, match="transaction id"):
             check_transaction_id(wrong)  # type: ignore[arg-type]
+
+
+def test_range_from_any_row_to_any_other_has_the_entries_that_it_touches() -> None:
+    counts = (3, 1, 5, 2)
+    whole = replace(segment(0, counts), size_bytes=1000)
+    ends = [1000 * sum(counts[:n]) // 11 for n in range(5)]
+    sizes = [b - a for a, b in pairwise(ends)]
+    rows = [(entry, slot) for entry, count in enumerate(counts) for slot in range(count)]
+    for first, start in enumerate(rows):
+        for behind, end in list(enumerate([*rows, (4, 0)]))[first + 1 :]:
+            part = SegmentRange(whole, start, end, 0, 0)
+            last = rows[behind - 1][0]
+            assert (part.first_entry, part.last_entry) == (5 + start[0], 5 + last)
+            assert part.rows == behind - first
+            assert part.entry_bytes == sizes[start[0] : last + 1], (start, end)
+            assert part.size_bytes == -(-1000 * (behind - first) // 11)
+            assert part.is_whole == (behind - first == 11)

@@ -315,3 +315,74 @@ def test_columns_added_at_once_are_added_once_whatever_is_lost(outcomes: list[Ou
         assert [schema.names for schema in config.schemas] == [SCHEMA.names, wider.names]
 
     run(scenario())
+
+
+def test_columns_behind_rows_of_an_older_version_are_added_to_the_newest() -> None:
+    """A micro-batch of rows that lack a column of the stream, and then of rows with a new one."""
+
+    async def scenario() -> None:
+        stream = await StreamCatalog(FakeLedgers()).create("s", SCHEMA)
+        await stream.append(with_column(0, "a", 7), merge_schema=True)
+        writer = stream.writer(merge_schema=True)
+        await writer.write(table(1))
+        await writer.write(with_column(2, "b", "x"))
+        commit = await stream.commit_segments(await writer.finish())
+        assert [part.schema_version for part in commit.segments] == [0, 2]
+        assert [each.names for each in (await stream.refresh()).schemas] == [
+            ["n", "text"],
+            ["n", "text", "a"],
+            ["n", "text", "a", "b"],
+        ]
+        rows = [(row["n"], row["a"], row["b"]) for row in await rows_of(stream)]
+        assert rows == [(0, 7, None), (1, None, None), (2, None, "x")]
+        await writer.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("of_writer", [False, True])
+def test_what_a_write_says_of_new_columns_counts_and_not_what_its_writer_does(
+    of_writer: bool,
+) -> None:
+    async def scenario() -> None:
+        stream = await StreamCatalog(FakeLedgers()).create("s", SCHEMA)
+        writer = stream.writer(merge_schema=of_writer)
+        for says in (None, False):
+            if says is None and of_writer:
+                continue
+            with pytest.raises(SchemaMismatchError, match="merge_schema"):
+                await writer.write(with_column(0, "more", 1), merge_schema=says)
+            writer.abandon()
+        await writer.write(with_column(1, "more", 1), merge_schema=None if of_writer else True)
+        await stream.commit_segments(await writer.finish())
+        assert await rows_of(stream) == [{"n": 1, "text": "row 1", "more": 1}]
+        await writer.close()
+
+    run(scenario())
+
+
+def test_columns_of_segments_are_known_behind_a_lost_reply() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
+        segments = await written(stream, with_column(0, "more", 1))
+        other = await another(ledgers, Faults([Outcome.LOST_REPLY]))[1].open("s")
+        assert (await other.commit_segments(segments)).applied
+        assert other.schema.names == ["n", "text", "more"]
+
+    run(scenario())
+
+
+def test_data_that_come_in_parts_bring_their_columns_and_empty_data_only_if_that_is_wanted() -> (
+    None
+):
+    async def scenario() -> None:
+        stream = await StreamCatalog(FakeLedgers()).create("s", SCHEMA)
+        await stream.append(with_column(0, "typo", 1).slice(0, 0))
+        assert (await stream.refresh()).schema.names == ["n", "text"]
+        parts = [with_column(0, "a", 1), with_column(1, "b", "x")]
+        await stream.append(parts, merge_schema=True)
+        rows = [(row["n"], row["a"], row["b"]) for row in await rows_of(stream)]
+        assert rows == [(0, 1, None), (1, None, "x")]
+
+    run(scenario())

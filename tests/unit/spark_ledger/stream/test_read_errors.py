@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from typing import Any
 
 import pytest
 
@@ -12,16 +14,19 @@ from spark_ledger.errors import (
     DigestMismatchError,
     LedgerError,
     NoSuchEntryError,
+    NoSuchLedgerError,
 )
+from spark_ledger.limits import KIB
 from spark_ledger.stream import reader
 from spark_ledger.stream.catalog import StreamCatalog
+from spark_ledger.stream.ledgers import LedgerRange
 from spark_ledger.stream.ranges import ranges_between
-from spark_ledger.types import Entry
+from spark_ledger.types import Dlsn, Entry
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers, FakeReader
 from tests.unit.spark_ledger.stream.world import SCHEMA, another, numbers, run, table
 
 
-@pytest.mark.parametrize("lost", [0, 1, 2])
+@pytest.mark.parametrize("lost", range(5))
 @pytest.mark.parametrize(
     ("cause", "raised", "says"),
     [
@@ -54,14 +59,17 @@ def test_error_of_a_read_names_the_segment_among_those_that_are_fetched_together
     async def scenario() -> None:
         ledgers = FakeLedgers()
         ledgers.entries_per_chunk = 1
-        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
-        for number in range(3):
-            await stream.append(table(number))
+        stream = await StreamCatalog(ledgers).create("s", SCHEMA, entry_bytes=KIB)
+        for first, rows in ((0, 1), (1, 150), (151, 1)):
+            await stream.append(table(first, rows))
+        counts = [part.entry_rows for c in await stream.commits(0, 3) for part in c.segments]
+        assert [len(each) for each in counts] == [1, 3, 1]
         found: list[object] = []
-        with pytest.raises(raised, match=rf"stream 's': segment {lost} .*{says}"):
+        with pytest.raises(raised, match=rf"stream 's': segment {(lost + 2) // 3} .*{says}"):
             async for batch in stream.read():
                 found += batch.column("n").to_pylist()
-        assert found == list(range(lost)), "all rows before it"
+        before = [rows for each in counts for rows in each][:lost]
+        assert found == list(range(sum(before))), "all rows before it"
 
     run(scenario())
 
@@ -92,5 +100,78 @@ def test_lost_ledger_of_which_a_part_only_is_packed_is_data_loss() -> None:
             with pytest.raises(DataLossError, match="segment 3"):
                 await numbers(handle.read())
         await writer.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("start", [Dlsn(0), Dlsn(0, 0, 7), Dlsn(0, 1, 3), Dlsn(1, 2, 1)])
+def test_read_whose_former_ledger_goes_anywhere_has_each_row_once(start: Dlsn) -> None:
+    """It goes on in the pack behind the last entry that it has, in the middle of a segment or
+    between two of them."""
+
+    async def scenario(chunks_before: int) -> bool:
+        ledgers = FakeLedgers()
+        stream = await StreamCatalog(ledgers).create("s", SCHEMA, entry_bytes=KIB)
+        other, streams = another(ledgers)
+        other.entries_per_chunk = 1
+        old = await streams.open("s")
+        for first, rows in ((0, 150), (150, 150), (300, 1), (301, 1)):
+            await stream.append(table(first, rows))
+        head = await stream.head()
+        ranges = ranges_between(await stream.commits(0, 4), start, head.end)
+        (ledger_id,) = {each.segment.ledger_id for each in ranges}
+        assert await stream.optimizer.run_all(entries_min=1, entry_bytes=1 << 16)
+        inner, passed = other.open_unconfirmed, 0
+
+        async def opened(wanted: int) -> LedgerRange:
+            return Ends(await inner(wanted)) if wanted == ledger_id else await inner(wanted)
+
+        class Ends:
+            is_closed = True
+
+            def __init__(self, ledger: LedgerRange) -> None:
+                self._ledger = ledger
+
+            async def read_batches(
+                self, first: int, last: int, **how: Any
+            ) -> AsyncGenerator[Sequence[Entry], None]:
+                nonlocal passed
+                async for entries in self._ledger.read_batches(first, last, **how):
+                    if passed == chunks_before:
+                        raise NoSuchLedgerError("it was deleted")
+                    passed += 1
+                    yield entries
+
+        other.open_unconfirmed = opened  # type: ignore[assignment, method-assign]
+        found = [each async for each in old.read_ranges(ranges)]
+        batches = [each.batch.column("n").to_pylist() for each in found]
+        offset = (await stream.commit(start.segment)).rows_before
+        offset += sum(ranges[0].segment.entry_rows[: start.entry]) + start.slot
+        assert [n for each in batches for n in each] == list(range(offset, 302)), chunks_before
+        assert [each.row for each in found] == [each[0] for each in batches]
+        return passed == chunks_before
+
+    before = 0
+    while run(scenario(before)):
+        before += 1
+    assert before >= 3
+
+
+def test_entry_that_a_closed_ledger_lacks_is_data_loss_at_once() -> None:
+    """No newer metadata can say more of it."""
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
+        await stream.append(table(0))
+        await stream.close()
+        (ledger,) = ledgers.ledgers.values()
+        ledger.payloads.clear()
+        other, streams = another(ledgers)
+        reader = await streams.open("s")
+        async with asyncio.timeout(1):
+            with pytest.raises(DataLossError, match="its entries are gone"):
+                await numbers(reader.read())
+        assert len(other.reads) == 1
 
     run(scenario())

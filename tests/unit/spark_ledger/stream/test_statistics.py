@@ -3,21 +3,30 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from itertools import permutations
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from spark_ledger.errors import ConfigurationError
+from spark_ledger.limits.stream import KEY_FILTERS_BYTES_MAX
 from spark_ledger.stream import declared, statistics
+from spark_ledger.stream.commit.commit_rules import Proposal
 from spark_ledger.stream.declared import Describer, declared_columns
-from spark_ledger.stream.model import Segment, StreamConfig
+from spark_ledger.stream.model import UNPLACED, Segment, StreamConfig
 from spark_ledger.stream.row_filter import RowFilter
 from spark_ledger.stream.statistics import (
     Bounds,
     EntryFacts,
+    KeyPart,
     Statistics,
     fitted,
+    folded,
     key_hash,
     of_entries,
 )
@@ -171,3 +180,77 @@ def test_key_of_two_columns_that_names_one_twice_is_refused() -> None:
     rows = RowFilter(Where(key=(("TEXT", "a"), ("Id", 1))), config("id", "text"))
     found = rows.matching(batch(id=[1, 1, 2, None], text=["a", "b", "a", "a"]))
     assert found.to_pylist() == [True, False, False, False]
+
+
+@pytest.mark.parametrize("keys", list(permutations(KEYS.names)) + list(permutations(KEYS.names, 2)))
+def test_keys_of_several_columns_are_those_of_the_rows_whatever_their_order(
+    keys: tuple[str, ...],
+) -> None:
+    """Each column has another number of values, and not every combination is there."""
+    rng = random.Random(7)
+    begin = datetime(2026, 1, 1, tzinfo=UTC)
+    of_column: dict[str, list[Any]] = {
+        "id": [None, *range(-3, 8)],
+        "text": ["", "a", "ab", None, "b"],
+        "at": [begin + timedelta(microseconds=n) for n in range(3)],
+    }
+    rows = {name: rng.choices(values, k=60) for name, values in of_column.items()}
+    found = Describer(config(*keys))(batch(**rows))
+    stored: dict[str, Callable[[Any], KeyPart]] = {
+        "id": int,
+        "text": str.encode,
+        "at": lambda when: (when - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1),
+    }
+    expected = {
+        key_hash([stored[name](value) for name, value in zip(keys, row, strict=True)])
+        for row in zip(*(rows[name] for name in keys), strict=True)
+        if None not in row
+    }
+    assert len(expected) > 8
+    assert found == EntryFacts(None, None, frozenset(expected))
+    known = of_entries([found])
+    assert known is not None and all(known.may_have_key(each) for each in expected)
+
+
+@pytest.mark.parametrize(
+    ("key", "hashed"),
+    [
+        ([b""], 0x402DB780D8E197F7),
+        ([b"a"], 0x9524A66F480A89F3),
+        ([0], 0x5249A89AF592057B),
+        ([-1], 0x245560668EA08EC5),
+        ([2**40], 0x39397CE098BC1D4E),
+        ([b"ab", b"c"], 0x4024AD5048D711DE),
+        ([b"a", b"bc"], 0xC8DD0F99CBB6CE78),
+        ([7, b"x"], 0x0E4468F6547F42CE),
+        ([b"x", 7], 0x2338CB7CE9604B0B),
+    ],
+)
+def test_hash_of_a_key_never_changes(key: list[KeyPart], hashed: int) -> None:
+    """Filters have it that were stored before: with another one they would hide rows."""
+    assert key_hash(key) == hashed
+
+
+def test_bits_of_a_filter_never_change() -> None:
+    keys = [key_hash([number]) for number in range(9)]
+    known = of_entries([facts(None, None, *keys)])
+    assert known is not None
+    assert known.key_filter.hex() == "0010408620800e30a61a8035000f5148"
+    assert folded(known.key_filter).hex() == "a61ac0b7208f5f78"
+    for hashed, bits in ((0, "0f"), (1 << 63, "0f"), (1 << 33 | 5, "2049")):
+        one = of_entries([facts(None, None, hashed)])
+        assert one is not None and one.key_filter.hex() == bits.ljust(16, "0")
+
+
+def test_filters_of_a_commit_are_made_to_fit_before_it_is_offered() -> None:
+    filters = [SPARSE * 32] * 60
+    segments = [
+        replace(loose(1), statistics=Statistics((n, n), None, f)) for n, f in enumerate(filters)
+    ]
+    offered = Proposal((), "q", 1).with_segments(tuple(segments)).segments
+    known = [each.statistics for each in offered if each.statistics]
+    assert [each.times for each in known] == [(n, n) for n in range(60)]
+    assert (
+        sum(len(each.key_filter) for each in known) <= KEY_FILTERS_BYTES_MAX < 60 * len(filters[0])
+    )
+    assert all(each.number == UNPLACED for each in offered)

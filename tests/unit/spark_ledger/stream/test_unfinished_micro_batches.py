@@ -287,3 +287,25 @@ def test_columns_of_a_micro_batch_that_was_given_up_are_none_of_the_next() -> No
     orders = [names, names[::-1], names[:1], names[1:]]
     for given_up, following in itertools.product(orders, orders):
         run(scenario(given_up, following))
+
+
+def test_close_returns_once_every_ledger_of_the_writer_is_closed() -> None:
+    """Also those that were full, and wait for their confirmations."""
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        ledgers.hold = True
+        stream = await new_stream(ledgers, segment_roll_bytes=2048)
+        writer = stream.writer(compression="none")
+        await writer.write(table(0, 300))
+        assert len(ledgers.writers) > 2
+        closing = asyncio.create_task(writer.close())
+        for each in ledgers.writers:
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert not closing.done()
+            each.deliver()
+        await closing
+        assert all(ledger.closed for ledger in ledgers.ledgers.values())
+
+    run(scenario())

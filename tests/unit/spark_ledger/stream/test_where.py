@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta, timezone
 from typing import Any
 
 import pyarrow as pa
@@ -246,6 +246,7 @@ def test_column_that_cannot_be_declared_is_refused(declared: dict[str, Any], mes
     ("asked", "message"),
     [
         (where(event_time_from=BEGIN), "declares no time column"),
+        (where(event_time_until=BEGIN), "declares no time column"),
         (where(key={"user": "a", "at": "b"}), "names each of its key columns once"),
         (where(key={"day": "2026-01-01"}), "names each of its key columns once"),
         (where(key={"user": "a", "day": "someday"}), "'day' is date32.*which 'someday' is not"),
@@ -300,3 +301,37 @@ def test_segment_with_an_entry_of_too_many_keys_may_have_any_key(place: int) -> 
     facts.insert(place, EntryFacts(None, (1, 9), None))
     found = of_entries(facts)
     assert found is not None and not found.key_filter
+
+
+@pytest.mark.parametrize("key", [b"k\xff", "k", b""])
+def test_key_of_bytes_may_be_asked_for_as_bytes_or_text(key: str | bytes) -> None:
+    async def scenario() -> None:
+        columns: dict[str, pa.DataType] = {"key": pa.binary(), "n": pa.int64()}
+        schema = pa.schema(columns)
+        stream = await StreamCatalog(FakeLedgers()).create("s", schema, key_columns=["key"])
+        for n, value in enumerate([b"k", b"k\xff", b"", None]):
+            rows: dict[str, list[Any]] = {"key": [value], "n": [n]}
+            await stream.append(pa.table(rows, schema))
+        wanted = {b"k\xff": 1, "k": 0, b"": 2}[key]
+        assert [row["n"] for row in await read_rows(stream, where(key=key))] == [wanted]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("when", "hours"),
+    [
+        (datetime(2026, 1, 2, 3), 27),
+        (datetime(2026, 1, 2, 3, tzinfo=UTC), 27),
+        (datetime(2026, 1, 2, 3, tzinfo=timezone(timedelta(hours=2))), 25),
+        (datetime(2026, 1, 2, 3, tzinfo=timezone(timedelta(hours=-5))), 32),
+        (date(2026, 1, 2), 24),
+    ],
+)
+def test_time_of_a_condition_is_utc_unless_it_says_otherwise(
+    when: datetime | date, hours: int
+) -> None:
+    begin_us = round(BEGIN.timestamp()) * 1_000_000
+    expected = begin_us + hours * 3600 * 1_000_000
+    assert where(event_time_from=when) == Where(start_us=expected)
+    assert where(event_time_until=when) == Where(end_us=expected)

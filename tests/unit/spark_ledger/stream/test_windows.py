@@ -11,6 +11,7 @@ from spark_ledger.errors import DataLossError, DigestMismatchError
 from spark_ledger.limits import KIB
 from spark_ledger.limits.entries import READ_CHUNK_BYTES_TARGET
 from spark_ledger.limits.stream import READ_WINDOW_BYTES_MAX, READ_WINDOW_BYTES_MIN
+from spark_ledger.stream import reader as reader_module
 from spark_ledger.stream import windows as windows_module
 from spark_ledger.stream.model import SegmentRange
 from spark_ledger.stream.stream import Stream
@@ -24,7 +25,7 @@ from spark_ledger.stream.windows import (
 from spark_ledger.types import Entry, EntryId, LedgerId
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers, FakeReader
 from tests.unit.spark_ledger.stream.test_reader import build, places, whole
-from tests.unit.spark_ledger.stream.world import another, numbers, run, table
+from tests.unit.spark_ledger.stream.world import another, loose, numbers, run, table
 
 
 def test_windows_are_bounded_and_grow() -> None:
@@ -183,5 +184,52 @@ def test_rows_before_a_lost_or_damaged_ledger_are_delivered(
             async for batch in (await another(ledgers)[1].open("s")).read():
                 found += [row["n"] for row in batch.to_pylist()]
         assert found == list(range(kept)) and kept > 0
+
+    run(scenario())
+
+
+def test_segments_of_several_entries_that_follow_one_another_are_one_group() -> None:
+    def part(first: int, entries: int, ledger_id: int = 9) -> SegmentRange:
+        segment = loose(*[2] * entries, first_entry=first, ledger_id=ledger_id)
+        return SegmentRange(segment, (0, 0), (entries, 0), 0, 0)
+
+    async def scenario() -> None:
+        parts = [part(0, 3), part(3, 2), part(5, 1), part(7, 2), part(9, 2, 8), part(9, 2)]
+        groups = [group async for group in group_neighbours(parts)]
+        assert groups == [parts[:3], parts[3:4], parts[4:5], parts[5:]]
+        inside = [parts[0]._replace(end=(1, 1)), parts[1]._replace(start=(1, 1))]
+        assert [len(group) async for group in group_neighbours(inside)] == [1, 1]
+        inside = [parts[0]._replace(start=(2, 1)), parts[1]._replace(end=(0, 1))]
+        assert [len(group) async for group in group_neighbours(inside)] == [2]
+
+    run(scenario())
+
+
+def test_window_of_many_ledgers_asks_few_of_them_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_module, "RUNS_AT_ONCE_MAX", 3)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await build(ledgers, [])
+        for n in range(12):
+            writer = stream.writer()
+            await writer.write(table(n))
+            await stream.commit_segments(await writer.finish())
+            await writer.close()
+        running = most = 0
+        inner = ledgers.open_unconfirmed
+
+        async def counting(ledger_id: int) -> FakeReader:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            for _ in range(5):
+                await asyncio.sleep(0)
+            running -= 1
+            return await inner(ledger_id)
+
+        ledgers.open_unconfirmed = counting  # type: ignore[method-assign]
+        assert await numbers(stream.read()) == list(range(12))
+        assert most == 3
 
     run(scenario())

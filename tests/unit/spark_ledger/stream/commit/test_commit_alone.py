@@ -7,6 +7,7 @@ import pytest
 
 from spark_ledger.limits.stream import COMMIT_CLOCK_AHEAD_MS_MAX
 from spark_ledger.stream.catalog import StreamCatalog
+from spark_ledger.stream.model import Commit
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.world import SCHEMA, Faults, another, loose, run, table
 
@@ -59,5 +60,55 @@ def test_read_with_a_limit_ends_with_the_commit_that_reaches_it(kind: str, each:
                 found = await stream.commits_between(first, 8, **{kind: limit})
                 count = -(-limit // each)
                 assert found == commits[first : first + count], (first, limit)
+
+    run(scenario())
+
+
+def test_read_with_a_limit_looks_commits_up_in_windows_that_grow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that is far behind does not fetch all that waits for it at once."""
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
+        commits = [await stream.commit_segments([loose(3)]) for _ in range(160)]
+        reader = await another(ledgers)[1].open("s")
+        look, asked = reader._log.range, list[tuple[int, int]]()
+
+        async def noting(first: int, end: int) -> list[Commit]:
+            asked.append((first, end))
+            return await look(first, end)
+
+        monkeypatch.setattr(reader._log, "range", noting)
+        for limit, windows in (
+            (3, []),
+            (4, [(1, 17)]),
+            (3 * 17, [(1, 17)]),
+            (3 * 17 + 1, [(1, 17), (17, 49)]),
+            (10**9, [(1, 17), (17, 49), (49, 113), (113, 160)]),
+        ):
+            asked.clear()
+            found = await reader.commits_between(0, 160, max_rows=limit)
+            assert found == commits[: -(-limit // 3)]
+            assert asked == windows
+            asked.clear()
+            assert await reader.commits_between(0, 160, max_bytes=10 * limit) == found
+            assert asked == windows
+
+    run(scenario())
+
+
+def test_commit_behind_columns_that_were_added_at_once_is_not_refused() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        await StreamCatalog(ledgers).create("s", SCHEMA)
+        faults = Faults([])
+        stream = await another(ledgers, faults)[1].open("s")
+        for name in ("one", "two"):
+            schema = await stream.merge_schema(SCHEMA.append(pa.field(name, pa.int64())))
+            await stream.append(table(0))
+        assert schema.names == ["n", "text", "one", "two"]
+        assert faults.count("transaction") == 4, "one for each column, and one for each commit"
 
     run(scenario())

@@ -14,16 +14,19 @@ from spark_ledger.stream.commit import commit_log, committer, sealer
 from spark_ledger.stream.format import codec
 from spark_ledger.stream.model import Commit, CommitMark, SinkRecord
 from spark_ledger.stream.stream import Stream
+from spark_ledger.types import Dlsn
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.world import (
     SCHEMA,
     another,
     commit_nodes,
     loose,
+    numbers,
     pages_of,
     root_of,
     run,
     small_manifests,
+    table,
 )
 
 
@@ -205,6 +208,32 @@ def test_damaged_order_is_not_sealed_where_one_leaf_follows_another(
         run(scenario(field))
 
 
+def test_damaged_order_behind_what_is_sealed_leaves_the_root_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A root with pages that are not in order could not be read, and no commit of them any more."""
+    small_manifests(monkeypatch, leaf=2, fan_out=9, kept=0)
+    monkeypatch.setattr(sealer, "SEAL_EVERY", 1000)
+
+    async def scenario(field: str) -> None:
+        ledgers = FakeLedgers()
+        stream = await stream_of(ledgers, 6)
+        await stream._committer.sealer.seal(4)
+        path = "streams/s/commits/0000000/0000000004"
+        node = await ledgers.store.get(path)
+        damaged = {**json.loads(node.value), field: 1}
+        await ledgers.store.put(path, json.dumps(damaged).encode(), node.version)
+        other = await another(ledgers)[1].open("s")
+        with pytest.raises(CorruptionError, match="commit 4 begins before commit 2 ends"):
+            await other._committer.sealer.seal(6)
+        assert commit_nodes(ledgers) == [4, 5]
+        reader = await another(ledgers)[1].open("s")
+        assert [each.number for each in await reader.commits(0, 4)] == [0, 1, 2, 3]
+
+    for field in ("first_segment", "rows_before", "bytes_before"):
+        run(scenario(field))
+
+
 def test_record_of_a_commit_that_is_lost_and_not_truncated_is_data_loss() -> None:
     """Its transaction was applied, and what became of its rows is not that somebody dropped
     them."""
@@ -223,5 +252,40 @@ def test_record_of_a_commit_that_is_lost_and_not_truncated_is_data_loss() -> Non
             await stream.commit_of(record)
         await stream.retention.truncate("latest")
         assert (await stream.commit_of(record)).truncated
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_read_of_a_few_rows_of_a_long_stream_looks_few_commits_up(
+    sealed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many follow; and of many rows more with each step."""
+    small_manifests(monkeypatch, leaf=5, fan_out=4, kept=3 if sealed else 1000)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
+        writer = stream.writer()
+        for number in range(120):
+            await writer.write(table(number))
+            await stream.commit_segments(await writer.finish())
+        await stream._committer.sealer.close()
+        head = await stream.head()
+        reader = await another(ledgers)[1].open("s")
+        assert await numbers(reader.read(Dlsn(50), Dlsn(51))) == [50]
+        assert len(reader._log._cache) <= 16 + 12, "and those of the search for the first"
+        reader = await another(ledgers)[1].open("s")
+        steps: list[int] = []
+        many = reader._log.range
+
+        async def noting(first: int, end: int) -> list[Commit]:
+            steps.append(end - first)
+            return await many(first, end)
+
+        monkeypatch.setattr(reader._log, "range", noting)
+        assert await numbers(reader.read("earliest", head.end)) == list(range(120))
+        assert steps == [16, 32, 64, 8]
+        await writer.close()
 
     run(scenario())

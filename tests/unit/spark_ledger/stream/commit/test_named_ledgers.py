@@ -22,7 +22,7 @@ from spark_ledger.stream.several import commit_to
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import LedgerId, Versioned
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers, FakeNaming, FakeWriter
-from tests.unit.spark_ledger.stream.world import SCHEMA, loose, run
+from tests.unit.spark_ledger.stream.world import SCHEMA, lagging_heads, loose, run
 
 
 class NamedLedgers(FakeLedgers):
@@ -283,3 +283,58 @@ def test_ledgers_known_to_exist_are_those_of_the_newest_version_seen(
     assert known.unknown(wanted, config_of(6)) == []
     known.exist([two], 6)  # so many are not kept
     assert known.unknown(wanted, config_of(6)) == [one, three, four]
+
+
+@pytest.mark.parametrize("named_before", [False, True])
+def test_commit_that_was_made_is_found_though_its_ledger_is_gone_since(
+    named_before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its reply was lost, and it is sent again as the head is read from a server that lags: that
+    the head has another version is what counts then, and not that the ledger is missing."""
+
+    async def scenario() -> None:
+        ledgers = NamedLedgers()
+        stream = await stream_of(ledgers, drops=True)
+        segments = await ledgers.made(1)
+        if named_before:
+            await stream.commit_segments(segments)
+            await change(stream)
+        number = (await stream.head()).next_commit
+        send, sent = ledgers.store.transaction, 0
+
+        async def lost(operations: Sequence[Operation]) -> None:
+            nonlocal sent
+            sent += 1
+            await send(operations)
+            if sent == 1:
+                await ledgers.delete_ledger(segments[0].ledger_id)
+                raise OutcomeUnknownError("no reply")
+
+        monkeypatch.setattr(ledgers.store, "transaction", lost)
+        lagging_heads(monkeypatch, 2)
+        commit = await stream.commit_segments(segments)
+        assert (commit.number, commit.applied, sent) == (number, True, 2)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_commit_to_streams_of_which_one_has_to_look_again_is_made_in_all(which: int) -> None:
+    """A handle knows a list of ledgers to be deleted that was taken back since."""
+
+    async def scenario() -> None:
+        ledgers = NamedLedgers()
+        streams = [await stream_of(ledgers, name, drops=True) for name in "st"]
+        parts = [await ledgers.made(1) for _ in streams]
+        keeper = await StreamCatalog(ledgers).open("st"[which])
+        listed = replace(await keeper.refresh(), dropping=(parts[which][0].ledger_id,))
+        assert await keeper.retention._replace_config(listed)
+        await streams[which].refresh()
+        await keeper.refresh()
+        assert await keeper.retention._replace_config(replace(listed, dropping=()))
+        commits = await commit_to(list(zip(streams, parts, strict=True)))
+        assert [(each.number, each.applied, each.rows) for each in commits] == [(0, True, 1)] * 2
+        for stream in streams:
+            assert (await stream.head()).rows == 1
+
+    run(scenario())

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from spark_ledger.errors import ConflictError, NoSuchStreamError
+from spark_ledger.metadata.base import Operation
 from spark_ledger.metadata.memory import MemoryMetadataStore, Outcome
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.commit import committer
@@ -211,5 +214,28 @@ def test_reading_that_a_new_connection_overtakes_is_of_the_one_before() -> None:
         made.mine._watch.heads.read = overtaken  # type: ignore[method-assign]
         reading = await readings.of(Proposal((), "q", 9), latest=True)
         assert reading.connection == before != store.connections
+
+    run(scenario())
+
+
+def test_commit_during_which_the_connection_is_a_new_one_is_not_expected_to_stand() -> None:
+    """It was made over the one before: the next commit reads."""
+
+    async def scenario() -> None:
+        made = await writers(3)
+        store = made.mine._nodes.store
+        assert isinstance(store, MemoryMetadataStore)
+        send = store.transaction
+
+        async def overtaken(operations: Sequence[Operation]) -> None:
+            await send(operations)
+            store.reconnect()
+
+        store.transaction = overtaken  # type: ignore[method-assign]
+        await made.commit()
+        store.transaction = send  # type: ignore[method-assign]
+        made.since()
+        await made.commit()
+        assert made.since() == (2, 1)
 
     run(scenario())

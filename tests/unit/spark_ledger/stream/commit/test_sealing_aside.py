@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from spark_ledger.errors import DataLossError, NotFoundError
+from spark_ledger.errors import DataLossError, NoSuchStreamError, NotFoundError
 from spark_ledger.metadata.memory import Fault, Outcome
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.commit import sealer
@@ -18,6 +18,7 @@ from spark_ledger.stream.stream import Stream
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.world import (
     SCHEMA,
+    Faults,
     another,
     commit_nodes,
     loose,
@@ -216,5 +217,69 @@ def test_lost_page_keeps_no_commit_from_being_sealed(monkeypatch: pytest.MonkeyP
         assert await reader.commits(2, 24) == commits[2:]
         with pytest.raises(DataLossError, match="cannot be read"):
             await reader.commit(0)
+
+    run(scenario())
+
+
+def test_ledger_of_a_sealing_whose_stream_went_behind_the_lost_reply_is_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No root names it, and none will: neither that of the stream, nor of the next of its name."""
+    small_manifests(monkeypatch, kept=1000)
+
+    async def scenario(again: bool) -> None:
+        ledgers = FakeLedgers()
+        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
+        await committed(stream, 5)
+        await stream._committer.sealer.close()  # it has nothing to do yet
+        monkeypatch.setattr(sealer, "COMMITS_KEPT_AS_NODES", 1)
+        other = await another(ledgers, Faults([Outcome.LOST_REQUEST]))[1].open("s")
+        read = other._log.manifests.read_root
+
+        async def late(*, latest: bool = False) -> ManifestRoot:
+            if latest:
+                await StreamCatalog(ledgers).delete("s")
+                if again:
+                    await StreamCatalog(ledgers).create("s", SCHEMA)
+            return await read(latest=latest)
+
+        monkeypatch.setattr(other._log.manifests, "read_root", late)
+        with pytest.raises(NoSuchStreamError):
+            await other._committer.sealer.seal(5)
+        assert len(ledgers.writers) == 1 and ledgers.ledgers == {}
+        monkeypatch.setattr(sealer, "COMMITS_KEPT_AS_NODES", 1000)
+
+    for again in (False, True):
+        run(scenario(again))
+
+
+def test_pages_are_deleted_if_the_root_is_replaced_by_another_that_has_none_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As by a keeper: the transaction of the lost request has no effect any more (rule T12)."""
+    small_manifests(monkeypatch, kept=1000)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
+        commits = await committed(stream, 5)
+        await stream._committer.sealer.close()  # it has nothing to do yet
+        monkeypatch.setattr(sealer, "COMMITS_KEPT_AS_NODES", 1)
+        other = await another(ledgers, Faults([Outcome.LOST_REQUEST]))[1].open("s")
+        read = other._log.manifests.read_root
+
+        async def late(*, latest: bool = False) -> ManifestRoot:
+            if latest and len(ledgers.ledgers) == 1:
+                root = await ledgers.store.get("streams/s/manifests")
+                await ledgers.store.put("streams/s/manifests", root.value, root.version)
+            return await read(latest=latest)
+
+        monkeypatch.setattr(other._log.manifests, "read_root", late)
+        await other._committer.sealer.seal(5)
+        assert len(ledgers.writers) == 1 and ledgers.ledgers == {}
+        assert root_of(ledgers).sealed == 0 and commit_nodes(ledgers) == list(range(5))
+        await other._committer.sealer.seal(5)
+        assert root_of(ledgers).sealed == 4 and len(ledgers.ledgers) == 1
+        assert await (await another(ledgers)[1].open("s")).commits(0, 5) == commits
 
     run(scenario())

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from spark_ledger.errors import (
@@ -16,6 +18,7 @@ from spark_ledger.errors import (
     MetadataUnavailableError,
     NoSuchStreamError,
     OutcomeUnknownError,
+    SchemaMismatchError,
 )
 from spark_ledger.limits.stream import STREAMS_PER_COMMIT_MAX
 from spark_ledger.metadata.memory import Outcome
@@ -408,5 +411,56 @@ def test_new_columns_of_several_streams_come_with_their_commit() -> None:
             ["n", "text"],
         ]
         await appended.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_columns_of_data_in_memory_are_added_to_each_stream_only_if_that_is_wanted(
+    rows: int,
+) -> None:
+    async def scenario() -> None:
+        world = World()
+        await world.streams()
+        appended = AppendedStreams(world.calm)
+        columns = {
+            name: table(0, rows).append_column(name, pa.array([5] * rows, pa.int64()))
+            for name in "ab"
+        }
+        columns["b"] = table(1, rows).append_column("other", pa.array(["x"] * rows, pa.string()))
+        with suppress(SchemaMismatchError):
+            await appended.append_to(columns)
+        assert [(await world.calm.open(n)).schema.names for n in "ab"] == [["n", "text"]] * 2
+        await appended.append_to(columns, merge_schema=True)
+        assert [(await world.calm.open(n)).schema.names for n in "ab"] == [
+            ["n", "text", "a"],
+            ["n", "text", "other"],
+        ]
+        await appended.close()
+
+    run(scenario())
+
+
+def test_long_lists_of_a_lost_request_go_once_one_stream_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The transaction cannot take effect any more, in any of them."""
+
+    async def scenario() -> None:
+        world = World()
+        streams, faults = await world.streams(Outcome.LOST_REQUEST)
+        segments = [loose(n, ledger_id=9, first_entry=n) for n in range(1, 40)]
+        monkeypatch.setattr(committer, "SEGMENT_LIST_NODE_BYTES_MAX", 100)
+
+        async def delete() -> None:
+            while not faults.count("transaction"):
+                await asyncio.sleep(0)
+            await world.calm.delete("b")
+
+        commit = commit_to([(stream, segments) for stream in streams], **PAIR)
+        found = await asyncio.gather(commit, delete(), return_exceptions=True)
+        assert isinstance(found[0], NoSuchStreamError)
+        assert len(world.ledgers.writers) == 2 and world.ledgers.ledgers == {}
+        assert (await (await world.calm.open("a")).head()).next_commit == 0
 
     run(scenario())
