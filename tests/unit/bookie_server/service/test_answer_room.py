@@ -285,3 +285,29 @@ def test_answer_is_not_cut_for_calls_that_have_left_before_there_was_room(has_be
         await asyncio.wait([slow, begun])
 
     run_in_virtual_time(main())
+
+
+@on_loop
+async def test_call_that_waits_first_goes_on_in_place_of_its_own_last_part() -> None:
+    """Not of that of another one which holds more: there would be no end to what is held."""
+    room = room_of(4 * EXPECTED, grace_s=9e9, unread_s=9e9)
+    goes_on = asyncio.Event()
+    small, large = (
+        asyncio.ensure_future(begun_call(room, goes_on, size)) for size in (1, EXPECTED)
+    )
+    await asyncio.sleep(0)
+    assert room.bytes_held == 2 + 2 * EXPECTED
+    room._bytes_max, room._expected = 3 * EXPECTED - 1, EXPECTED
+    for _number in range(2):
+        room._reading += 1  # two that began before
+    goes_on.set()
+    await asyncio.sleep(0)
+    assert [answer.byte_count for _turn, answer in room._begun] == [2, 2 * EXPECTED]
+    room.release()
+    await asyncio.sleep(0)
+    assert len(room._begun) == 2, "small has no room, and large waits behind it"
+    room.release()
+    await asyncio.sleep(0)
+    for call in (small, large):
+        call.cancel()
+    await asyncio.wait([small, large])

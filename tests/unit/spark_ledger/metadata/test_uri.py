@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spark_ledger.errors import ConfigurationError
-from spark_ledger.metadata.uri import parse_uri
+from spark_ledger.metadata.uri import masked_uri, parse_uri
 from spark_ledger.metadata.zookeeper.session import hosts_for_kazoo
 
 
@@ -92,3 +92,22 @@ def test_hosts_for_kazoo_repeats_hosts_for_long_sessions(
     hosts: str, session_timeout_s: float, times: int
 ) -> None:
     assert hosts_for_kazoo(hosts, session_timeout_s) == ",".join([hosts] * times)
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        (" zk://a:2181/x ", "zk://a:2181/x"),
+        ("zk://a:2181,b:17,c/x", "zk://a:2181,b:17,c/x"),
+        ("zk://a:secret,b:2181/x", "zk://a:***,b:2181/x"),
+        ("zk://user:secret@a/x", "zk://***"),
+        ("https://a:1/x", "https://a:1/x"),
+        ("zk:/a:1/x", "zk:/a:1/x"),
+        ("a:2181/x", "a:2181/x"),
+        ("a:secret/x", "a:***/x"),
+        ("user:secret@a", "***"),
+    ],
+)
+def test_masked_uri_shows_all_that_is_no_secret(uri: str, shown: str) -> None:
+    """Whoever mistyped it must see what."""
+    assert masked_uri(uri) == shown

@@ -212,6 +212,23 @@ def test_halves_of_strangers_are_muted_and_not_ended_before_their_time(
     asyncio.run(main())
 
 
+def test_strangers_that_wait_until_they_are_read_are_not_muted() -> None:
+    """What they have sent is held because the bookie does not take it: they cannot do better."""
+
+    async def main() -> None:
+        world = World()
+        for number in range(20):
+            world.half(f"new {number}", 15, waited_s=float("-inf")).is_known = False
+        world.half("sends", 15, waited_s=0.0).is_known = False
+        world.half("sends too", 15, waited_s=0.0).is_known = False
+        for _look in range(5):
+            await world.watch.look()
+        assert world.watch._strangers.peers == {"sends", "sends too"}
+        assert not (world.kernel.muted or world.ended.by)
+
+    asyncio.run(main())
+
+
 def test_longest_idle_connections_give_way_before_there_is_no_room() -> None:
     async def main() -> None:
         world = World()

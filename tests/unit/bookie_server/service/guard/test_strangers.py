@@ -165,7 +165,8 @@ def test_strangers_are_heard_again_as_their_rate_allows() -> None:
     assert strangers.look(held, set(), set(), LATER_S).mute == ["first", "second"]
     above = BOOKIE_STRANGERS_AT_ONCE * 9 * MIB + 3 * MIB - BOOKIE_STRANGER_BURST_BYTES
     due = LATER_S + above / BOOKIE_STRANGER_BYTES_S
-    strangers.look(held, set(), set(), due - 0.01)  # the others have stopped
+    strangers.look(held, set(), set(), due - 0.02)  # the others have stopped
+    assert not strangers.look(held, set(), set(), due - 0.01).unmute
     assert strangers.muted == held.keys()
     assert strangers.look(held, set(), set(), due + 0.01).unmute == ["first", "second"]
     held["first"] = ENTRY_PAYLOAD_BYTES_MAX
@@ -202,3 +203,42 @@ def test_nonsense_of_many_connections_waits_in_one_row(monkeypatch: pytest.Monke
         assert row.pause_s(100 * second) == pytest.approx(5.0, abs=0.1), "not for ever"
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(("muted_s", "silent_s"), [(0.025, BOOKIE_STALLED_MESSAGE_S), (1.0, 2.0)])
+@pytest.mark.parametrize("share", [0.9, 1.1])
+def test_stranger_that_is_heard_again_has_time_to_go_on(
+    muted_s: float, silent_s: float, share: float
+) -> None:
+    """Its TCP tries again after twice the time at most, and a network may lose that too. Who has
+    stopped then is never heard again."""
+    strangers, now = Strangers(), LATER_S
+    alone = {"first": 3 * MIB}
+    some, others = (
+        {f"{name} {peer}": mib for peer, mib in halves(BOOKIE_STRANGERS_AT_ONCE, 15).items()}
+        for name in ("some", "others")
+    )
+    assert strangers.look(alone | some, set(), set(), now).mute == ["first"]
+    now += muted_s
+    assert strangers.look(alone, set(), set(some), now).unmute == ["first"]
+    now += share * silent_s
+    strangers.look(alone, set(), set(), now)
+    assert strangers.look(alone | others, set(), set(), now).mute == ["first"]
+    heard = strangers.look(alone, set(), set(others), now).unmute
+    assert heard == (["first"] if share < 1 else [])
+
+
+def test_places_are_for_those_who_go_on_and_not_for_those_who_stopped_further_on() -> None:
+    """Whoever sends a few halves and waits would keep all places, and no large entry came through
+    in their time."""
+    strangers = Strangers()
+    held = halves(BOOKIE_STRANGERS_AT_ONCE, 15)
+    assert not strangers.look(held, set(), set(), LATER_S).mute, "they have the places"
+    stopped_at = LATER_S + BOOKIE_STALLED_MESSAGE_S
+    assert set(strangers.look(held, set(), set(), stopped_at).mute) == held.keys()
+    later = stopped_at + 0.99 * BOOKIE_UNHEARD_S
+    assert not strangers.look(held, set(), set(), later).hang_up
+    assert strangers._left > 0
+    more = {f"new {number}": 14 * MIB for number in range(BOOKIE_STRANGERS_AT_ONCE + 1)}
+    muted = strangers.look(held | more, set(), set(), later).mute
+    assert muted == [f"new {BOOKIE_STRANGERS_AT_ONCE}"]
