@@ -205,13 +205,20 @@ def test_nonsense_of_many_connections_waits_in_one_row(monkeypatch: pytest.Monke
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(("muted_s", "silent_s"), [(0.025, BOOKIE_STALLED_MESSAGE_S), (1.0, 2.0)])
+@pytest.mark.parametrize(
+    ("muted_s", "goes_on", "silent_s"),
+    [
+        (0.025, False, BOOKIE_STALLED_MESSAGE_S),
+        (1.0, False, 2.0),
+        (1.0, True, BOOKIE_STALLED_MESSAGE_S),
+    ],
+)
 @pytest.mark.parametrize("share", [0.9, 1.1])
 def test_stranger_that_is_heard_again_has_time_to_go_on(
-    muted_s: float, silent_s: float, share: float
+    muted_s: float, goes_on: bool, silent_s: float, share: float
 ) -> None:
-    """Its TCP tries again after twice the time at most, and a network may lose that too. Who has
-    stopped then is never heard again."""
+    """Its TCP tries again after twice the time at most, and a network may lose that too; once it
+    has gone on it has as much time as others. Who has stopped then is never heard again."""
     strangers, now = Strangers(), LATER_S
     alone = {"first": 3 * MIB}
     some, others = (
@@ -221,6 +228,9 @@ def test_stranger_that_is_heard_again_has_time_to_go_on(
     assert strangers.look(alone | some, set(), set(), now).mute == ["first"]
     now += muted_s
     assert strangers.look(alone, set(), set(some), now).unmute == ["first"]
+    if goes_on:
+        now, alone = now + 0.1, {"first": 4 * MIB}
+        strangers.look(alone, set(), set(), now)
     now += share * silent_s
     strangers.look(alone, set(), set(), now)
     assert strangers.look(alone | others, set(), set(), now).mute == ["first"]
@@ -242,3 +252,34 @@ def test_places_are_for_those_who_go_on_and_not_for_those_who_stopped_further_on
     more = {f"new {number}": 14 * MIB for number in range(BOOKIE_STRANGERS_AT_ONCE + 1)}
     muted = strangers.look(held | more, set(), set(), later).mute
     assert muted == [f"new {BOOKIE_STRANGERS_AT_ONCE}"]
+
+
+@pytest.mark.parametrize(
+    ("ends", "left_mib"), [("whole", 22), ("stored", 22), ("gone", 15), ("goes on", 15)]
+)
+def test_each_byte_counts_once_and_is_given_back_only_if_it_was_not_wasted(
+    ends: str, left_mib: int
+) -> None:
+    """A client that leaves by itself and comes again has sent what it has sent."""
+    strangers, other = Strangers(), {"other": 3 * MIB}
+    for mib in (1, 3, 3, 8, 8):
+        strangers.look(other | {"new": mib * MIB}, set(), set(), LATER_S)
+    assert BOOKIE_STRANGER_BURST_BYTES - strangers._left == 9 * MIB, "beyond their first parts"
+    held = {"whole": {"new": 0}, "goes on": {"new": 8 * MIB}}.get(ends, {})
+    strangers.look(other | held, set(), {"new"} if ends == "stored" else set(), LATER_S)
+    assert strangers._left == left_mib * MIB
+    strangers.look({}, set(), set(), LATER_S + 0.25)
+    assert strangers._left == min(left_mib * MIB + 0.25 * BOOKIE_STRANGER_BYTES_S, 24 * MIB)
+
+
+def test_those_who_were_heard_again_wait_behind_all_others_the_next_time() -> None:
+    strangers = Strangers()
+    floods = [{f"flood {n} {turn}": 15 * MIB for n in range(4)} for turn in range(2)]
+    small = {f"new {number}": 2 * MIB for number in range(6)}
+    heard = []
+    for turn, flood in enumerate(floods):
+        now = LATER_S + 0.1 * turn
+        strangers.look(small | flood, set(), set(), now)
+        assert strangers.muted == small.keys()
+        heard.append(strangers.look(small, set(), set(flood), now + 0.05).unmute)
+    assert heard == [[f"new {n}" for n in (0, 1, 2, 3)], [f"new {n}" for n in (4, 5, 0, 1)]]

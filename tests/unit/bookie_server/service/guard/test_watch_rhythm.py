@@ -1,4 +1,4 @@
-"""How often clients are looked at: often while something may arrive that costs others, seldom else."""
+"""How often clients are looked at: often while something may arrive that costs others."""
 
 from __future__ import annotations
 
