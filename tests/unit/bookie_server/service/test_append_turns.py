@@ -227,29 +227,6 @@ async def test_light_client_goes_before_those_that_wait_for_the_next_round() -> 
 
 
 @on_loop
-async def test_connection_that_was_alone_is_not_made_to_wait_for_it_later() -> None:
-    """It kept nobody waiting: whoever comes has not earned the time that nobody wanted."""
-    turns = Turns()
-    for _number in range(100):
-        await turns.take("early", 0.0015)
-        await asyncio.sleep(0)
-    turns.order.clear()
-
-    async def flood(connection: str) -> None:
-        while True:
-            await turns.take(connection, 0.0015)
-            await asyncio.sleep(0)
-
-    floods = [asyncio.ensure_future(flood(name)) for name in ("early", "late") for _ in range(4)]
-    while len(turns.order) < 60:
-        await asyncio.sleep(0)
-    for each in floods:
-        each.cancel()
-    await asyncio.gather(*floods, return_exceptions=True)
-    assert 20 < turns.order.count("early") < 40
-
-
-@on_loop
 async def test_round_that_comes_behind_a_long_one_has_its_whole_time() -> None:
     turns = Turns()
     await turns.take("long", 0.5)
