@@ -92,9 +92,14 @@ def test_answer_that_took_long_to_make_keeps_the_next_one_waiting_for_a_bounded_
     monkeypatch.setattr(paced, "BOOKIE_ADMIN_SHARE", 1_000_000)
     monkeypatch.setattr(paced, "BOOKIE_ADMIN_PAUSE_S_MAX", 0.02)
 
+    numbers = count()
+
+    def make() -> int:
+        time.sleep(0.001)
+        return next(numbers)
+
     async def main() -> None:
-        numbers = count()
-        answers = Paced(lambda: time.sleep(0.001) or next(numbers))
+        answers = Paced(make)
         async with asyncio.timeout(10):
             assert [await answers.get() for _turn in range(2)] == [0, 1]
 

@@ -55,7 +55,7 @@ def test_nodes_belong_to_the_user_of_the_uri_and_to_everybody_without_one(
             identity_of(),
             session_timeout_s=1.0,
             operation_timeout_s=1.0,
-            on_connected=list,
+            on_connected=lambda: None,
         )
 
     asyncio.run(main())

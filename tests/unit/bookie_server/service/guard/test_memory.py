@@ -15,6 +15,7 @@ from bookie_server.service.guard.beat import call_on_beat
 from bookie_server.service.guard.connections import Connections
 from bookie_server.service.guard.memory import MemoryGuard
 from spark_ledger.limits import MIB
+from spark_ledger.limits.bookie import BOOKIE_MEMORY_INTERVAL_S_MAX
 from tests.unit.virtual_time import run_in_virtual_time
 
 BUDGET = 100 * MIB
@@ -373,4 +374,4 @@ def test_clients_that_ask_all_the_time_do_not_put_the_look_off() -> None:
         return before, next(looks)
 
     before, after = run_in_virtual_time(main())
-    assert after - before >= 3 / memory.BOOKIE_MEMORY_INTERVAL_S_MAX
+    assert after - before >= 3 / BOOKIE_MEMORY_INTERVAL_S_MAX
