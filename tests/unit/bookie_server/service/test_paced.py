@@ -83,24 +83,3 @@ def test_failure_is_told_to_those_who_asked_and_to_nobody_else() -> None:
         assert await answers.get() == 1
 
     asyncio.run(main())
-
-
-def test_answer_that_took_long_to_make_keeps_the_next_one_waiting_for_a_bounded_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Scrapers give up after seconds: a busy bookie would have no metrics when they are needed."""
-    monkeypatch.setattr(paced, "BOOKIE_ADMIN_SHARE", 1_000_000)
-    monkeypatch.setattr(paced, "BOOKIE_ADMIN_PAUSE_S_MAX", 0.02)
-
-    numbers = count()
-
-    def make() -> int:
-        time.sleep(0.001)
-        return next(numbers)
-
-    async def main() -> None:
-        answers = Paced(make)
-        async with asyncio.timeout(10):
-            assert [await answers.get() for _turn in range(2)] == [0, 1]
-
-    asyncio.run(main())
