@@ -283,10 +283,14 @@ class AnswerRoom:
         return not at_work and (answer is not None or not self.bytes_held)
 
     def _let_in(self) -> None:
-        while self._begun and self._has_room(self._begun[0][1]):
+        """Let those go on for whom there is room, and forget those whose clients have gone."""
+        while self._begun and self._is_next(*self._begun[0]):
             self._admit(self._begun.popleft()[0])
-        while self._waiting and not self._begun and self._has_room(None):
+        while self._waiting and not self._begun and self._is_next(self._waiting[0], None):
             self._admit(self._waiting.popleft())
+
+    def _is_next(self, turn: asyncio.Future[None], answer: Answer | None) -> bool:
+        return turn.done() or self._has_room(answer)
 
     def _admit(self, turn: asyncio.Future[None]) -> None:
         if not turn.done():  # else its client has gone

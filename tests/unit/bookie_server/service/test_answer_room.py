@@ -247,3 +247,67 @@ async def test_call_that_was_cut_is_not_cut_again_until_its_client_is_gone() -> 
     assert cut == [reader.get_name()]
     reader.cancel()
     await asyncio.wait([reader])
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_answer_is_not_cut_for_calls_that_have_left_before_there_was_room(has_begun: bool) -> None:
+    """Nobody waits for what it holds, so its client has the time that it has where nobody does."""
+
+    async def main() -> None:
+        cut: list[str] = []
+        room = AnswerRoom(
+            3 * EXPECTED - 1, lambda peer, _why: cut.append(peer), grace_s=1.0, unread_s=30.0
+        )
+        room._expected = EXPECTED
+        goes_on, is_read = asyncio.Event(), asyncio.Event()
+        slow = asyncio.ensure_future(reads_for(room, is_read))
+        begun = asyncio.ensure_future(begun_call(room, goes_on))
+        await asyncio.sleep(0)
+        is_read.set()
+        room._bytes_max = 2
+        if has_begun:
+            goes_on.set()
+            gone = [begun]
+        else:
+            gone = [asyncio.ensure_future(room.reserve()) for _number in range(2)]
+        await asyncio.sleep(0.1)
+        assert bool(room._begun) is has_begun and room.new_calls_wait is (not has_begun)
+        for call in gone:
+            call.cancel()
+        await asyncio.wait(gone)
+        await asyncio.sleep(20.0)
+        assert not room.new_calls_wait, "those who read would end their answers for them"
+        assert cut == []
+        await asyncio.sleep(20.0)
+        assert slow.get_name() in cut
+        for call in (slow, begun):
+            call.cancel()
+        await asyncio.wait([slow, begun])
+
+    run_in_virtual_time(main())
+
+
+@on_loop
+async def test_call_that_waits_first_goes_on_in_place_of_its_own_last_part() -> None:
+    """Not of that of another one which holds more: there would be no end to what is held."""
+    room = room_of(4 * EXPECTED, grace_s=9e9, unread_s=9e9)
+    goes_on = asyncio.Event()
+    small, large = (
+        asyncio.ensure_future(begun_call(room, goes_on, size)) for size in (1, EXPECTED)
+    )
+    await asyncio.sleep(0)
+    assert room.bytes_held == 2 + 2 * EXPECTED
+    room._bytes_max, room._expected = 3 * EXPECTED - 1, EXPECTED
+    for _number in range(2):
+        room._reading += 1  # two that began before
+    goes_on.set()
+    await asyncio.sleep(0)
+    assert [answer.byte_count for _turn, answer in room._begun] == [2, 2 * EXPECTED]
+    room.release()
+    await asyncio.sleep(0)
+    assert len(room._begun) == 2, "small has no room, and large waits behind it"
+    room.release()
+    await asyncio.sleep(0)
+    for call in (small, large):
+        call.cancel()
+    await asyncio.wait([small, large])

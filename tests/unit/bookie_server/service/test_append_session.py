@@ -316,6 +316,7 @@ async def test_too_many_refused_tags_end_the_stream(f: Fixture) -> None:
             f.bookie.refuse_next = BookieStatus.FENCED, "fenced"
             f.context.send((tag, 0))
             await settle()
+            assert f.task.done() is (tag == 3), "as many as are allowed end nothing"
         with pytest.raises(Aborted):
             await f.task
     assert f.context.aborted is not None

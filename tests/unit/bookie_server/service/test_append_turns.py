@@ -196,3 +196,42 @@ async def test_crowd_of_which_nobody_comes_twice_keeps_no_stream_waiting_for_eve
             each.cancel()
         await asyncio.gather(*crowds, return_exceptions=True)
     assert all(stream.done() for stream in waiting)
+
+
+@on_loop
+async def test_stream_that_leaves_behind_others_takes_nobody_with_it() -> None:
+    """Whoever comes next looks for those that have left: it must not take away one that waits."""
+    turns = Turns()
+    turns._used_s = 1.0  # the round is over
+    first, waits, leaves = (turns.begin(name, 0.002) for name in ("first", "waits", "leaves"))
+    await asyncio.sleep(0)
+    assert len(turns._waiting) == 3
+    leaves.cancel()
+    comes = turns.begin("comes", 0.002)
+    async with asyncio.timeout(1):
+        await asyncio.gather(first, waits, comes)
+    assert turns.order == ["first", "waits", "comes"]
+
+
+@on_loop
+async def test_light_client_goes_before_those_that_wait_for_the_next_round() -> None:
+    """Were it to wait behind them once, each of its adds would take a round."""
+    turns = Turns()
+    heavy = [turns.begin("heavy", 0.001) for _stream in range(2)]
+    light = turns.begin("light", 0.0001)
+    await turns.take("heavy", 0.0025)
+    await asyncio.sleep(0)
+    assert turns.order == ["heavy", "light"]
+    await asyncio.gather(*heavy, light)
+    assert turns.order == ["heavy", "light", "heavy", "heavy"]
+
+
+@on_loop
+async def test_round_that_comes_behind_a_long_one_has_its_whole_time() -> None:
+    turns = Turns()
+    await turns.take("long", 0.5)
+    await asyncio.sleep(0)
+    streams = [turns.begin("short", 0.0001) for _number in range(10)]
+    await asyncio.sleep(0)
+    assert turns.order == ["long", *["short"] * 10]
+    await asyncio.gather(*streams)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import Any
 
 import pytest
 
 from bookie_server.service import grpc_service, read_path
 from bookie_server.service.read_path import RangeRead, read_request_error
-from spark_ledger.bookie_api import LedgerEnd
+from spark_ledger.bookie_api import LedgerEnd, ReadOutcome
+from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
 from spark_ledger.wire.codec import decode_read_response
@@ -202,6 +204,40 @@ def test_read_takes_a_chunk_at_a_time_however_much_is_asked_for(
         assert run is not None
         chunks.append(run.count)
     assert chunks == [2] * 5 and reading.bytes_read == 400
+
+
+class OfRuns(ScriptedBookie):
+    """Answers with runs of several entries, as they lie in logs: three, then two, and so on."""
+
+    def read(self, *of: Any, **how: Any) -> ReadOutcome:
+        outcome = super().read(*of, **how)
+        left, runs = deque(outcome.runs), list[EntryRun]()
+        while left:
+            ids, frames = zip(
+                *((run.first_entry, run.frames) for run in pop(left, 3 - len(runs) % 2)),
+                strict=True,
+            )
+            listed = None if how["stride"] == 1 else list(ids)
+            sizes = [len(frame) for frame in frames]
+            runs.append(EntryRun(LedgerId(1), ids[0], listed, sizes, b"".join(frames)))
+        return outcome._replace(runs=runs)
+
+
+def pop(left: deque[EntryRun], count: int) -> list[EntryRun]:
+    return [left.popleft() for _number in range(min(count, len(left)))]
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("chunk", [80, 120, 200, 10_000])
+def test_read_goes_on_behind_the_last_entry_of_each_chunk(
+    stride: int, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a chunk ends with a run of one entry or of several."""
+    monkeypatch.setattr(read_path, "READ_CHUNK_BYTES_TARGET", chunk)
+    bookie = OfRuns()
+    filled(bookie, 30)
+    request = pb.ReadRequest(ledger_id=1, first_entry=1, last_entry=28, stride=stride)
+    assert read_all(request, bookie) == list(range(1, 29, stride))
 
 
 @pytest.mark.parametrize("lacking", [0, 1, 4, 9])

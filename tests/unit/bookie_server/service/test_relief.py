@@ -117,3 +117,13 @@ async def test_request_that_never_comes_is_hung_up_on_as_an_append_is(service: A
     }
     assert await service.relieve() == 2
     assert service.ended == [("holds", Why.UNFINISHED), ("late", Why.SILENT)]
+
+
+@relieved
+async def test_end_of_a_shortage_of_memory_reaches_the_gate(service: Any) -> None:
+    """Appends would be slow for ever after the first one."""
+    told: list[bool] = []
+    service._gate.memory_is_short = told.append
+    for is_short in (True, False):
+        service.memory_is_short(is_short)
+    assert told == [True, False]

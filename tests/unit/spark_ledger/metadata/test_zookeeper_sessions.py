@@ -214,6 +214,26 @@ def test_watch_that_nobody_wants_is_forgotten_with_its_connection(run: Run) -> N
     run(scenario)
 
 
+@pytest.mark.parametrize("kind", ["data", "children"])
+def test_watch_of_which_one_half_has_fired_is_used_again(run: Run, kind: str) -> None:
+    """The other half stands, and nobody can take it back: each tail would leave one behind."""
+
+    async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        (client,) = server.clients
+        server.create("/root/n", b"")
+        for number in range(5):
+            store.watch("n", lambda: None).cancel()
+            if kind == "data":
+                server.set("/root/n", b"")
+            else:
+                server.create(f"/root/n/{number}", b"")
+            await settle()
+        stands = client.child_watches if kind == "data" else client.data_watches
+        assert len(stands["/root/n"]) == 1
+
+    run(scenario)
+
+
 def test_event_of_a_watch_that_is_forgotten_takes_no_other_of_its_node_away(run: Run) -> None:
     """kazoo tells events and connections in two threads, so the one may be late."""
 

@@ -17,6 +17,7 @@ from bookie_server.service.guard.connections import Connections
 from bookie_server.service.guard.hanging_up import HangUp, Why
 from bookie_server.service.guard.sockets import Sockets, open_file_count
 from spark_ledger.limits import MIB
+from spark_ledger.limits.bookie import BOOKIE_IDLE_S
 
 
 class Kernel(Sockets):
@@ -154,14 +155,15 @@ def test_many_streams_are_looked_at_in_turn(monkeypatch: pytest.MonkeyPatch) -> 
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("is_known", [True, False])
 def test_late_request_of_a_client_whose_appends_wait_is_no_offence(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, is_known: bool
 ) -> None:
     """What it has sent is held because it is not read."""
 
     async def main() -> None:
         world = World()
-        world.half("appends", 8, waited_s=float("-inf"))
+        world.half("appends", 8, waited_s=float("-inf")).is_known = is_known
         world.kernel.bytes.update({"long": 2 * MIB, "slow": 1000})
 
         async def receive(peer: str) -> None:
@@ -212,6 +214,68 @@ def test_halves_of_strangers_are_muted_and_not_ended_before_their_time(
     asyncio.run(main())
 
 
+def test_strangers_that_wait_until_they_are_read_are_not_muted() -> None:
+    """What they have sent is held because the bookie does not take it: they cannot do better."""
+
+    async def main() -> None:
+        world = World()
+        for number in range(20):
+            world.half(f"new {number}", 15, waited_s=float("-inf")).is_known = False
+        world.half("sends", 15, waited_s=0.0).is_known = False
+        world.half("sends too", 15, waited_s=0.0).is_known = False
+        for _look in range(5):
+            await world.watch.look()
+        assert world.watch._strangers.peers == {"sends", "sends too"}
+        assert not (world.kernel.muted or world.ended.by)
+
+    asyncio.run(main())
+
+
+def test_stranger_is_muted_until_it_has_stored_something_and_not_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also while others are looked at; and then whatever it sends next."""
+
+    async def main() -> None:
+        world = World()
+        for number in range(9):
+            world.half(f"half {number}", 15).is_known = False
+        for _look in range(9):
+            await world.watch.look()
+        muted = set(world.kernel.muted)
+        assert 5 <= len(muted) < 9
+        world.streams[int(min(muted).removeprefix("half "))].is_known = True
+        await world.watch.look()
+        assert world.kernel.muted == muted - {min(muted)}
+        await world.watch.look()
+        assert world.kernel.muted == muted - {min(muted)} and not world.ended.by
+
+    monkeypatch.setattr(client_watch, "BOOKIE_CONNECTIONS_LOOKED_AT", 2)
+    asyncio.run(main())
+
+
+def test_part_of_a_message_goes_with_its_connection() -> None:
+    """And keeps nobody from being looked at."""
+
+    async def main() -> None:
+        world = World()
+        for number in range(4):
+            world.half(f"stopped {number}", 15)
+        await world.watch.look()
+        for number in range(4):
+            del world.kernel.bytes[f"stopped {number}"]
+        for number in range(4):
+            world.half(f"another {number}", 15)
+        for _look in range(2):
+            await world.watch.look()
+        assert set(world.watch._parts) == {f"another {number}" for number in range(4)}
+        assert not world.ended.by
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client_watch, "BOOKIE_STALLED_MESSAGE_S", 0.0)
+        asyncio.run(main())
+
+
 def test_longest_idle_connections_give_way_before_there_is_no_room() -> None:
     async def main() -> None:
         world = World()
@@ -232,6 +296,33 @@ def test_longest_idle_connections_give_way_before_there_is_no_room() -> None:
             world.watch._looked_at_all = float("-inf")
             await world.watch.make_room(3181, 2)
             assert set(world.ended.by) == {"client 5", "client 3", "client 1", "client 8"}
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("can_count", [True, False])
+@pytest.mark.parametrize("idle_for", [0.9, 1.1])
+def test_connection_that_was_just_in_use_does_not_give_way(
+    idle_for: float, can_count: bool
+) -> None:
+    """Its client is about to ask for more: it would come again at once, and another one go. Where
+    descriptors cannot be counted, for there is none left, there is no room."""
+
+    def files() -> int:
+        if can_count:
+            return 32
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def main() -> None:
+        world = World()
+        world.kernel.bytes = {f"client {number}": 0 for number in range(32)}
+        for peer in world.kernel.bytes:
+            with world.connections.call(peer):
+                pass
+        world.now = idle_for * BOOKIE_IDLE_S
+        world.watch._files = files
+        await world.watch.make_room(3181, 32)
+        assert len(world.ended.by) == (2 if idle_for > 1 else 0)
 
     asyncio.run(main())
 

@@ -79,3 +79,20 @@ def test_longest_idle_is_whose_last_call_ended_first(seed: int) -> None:
         found = connections.longest_idle(peers, number, 1.0)
         assert found == wanted[:number], f"seed {seed}"
         assert connections.calls == sum(map(len, running.values()))
+
+
+def test_connection_of_a_running_call_is_known_though_it_is_not_listed() -> None:
+    """As where a process has no descriptor left to list its files: what was handed out of what it
+    sent would count as held, and an honest client be hung up on."""
+    connections = Connections()
+    with connections.call(PEER):
+        connections.given(PEER, 64 * MIB)
+        connections.keep([])
+        assert connections.held({PEER: 64 * MIB})[PEER] <= 0
+    connections.keep([PEER])
+    assert connections.held({PEER: 64 * MIB})[PEER] <= 0
+    for _message in range(1000):
+        connections.given(PEER, 1)
+    connections.keep([])
+    assert len(connections) == 0
+    assert connections.held({PEER: MIB}) == {PEER: MIB}, "the next one from that port is a new one"

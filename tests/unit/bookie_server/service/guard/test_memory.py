@@ -15,6 +15,7 @@ from bookie_server.service.guard.beat import call_on_beat
 from bookie_server.service.guard.connections import Connections
 from bookie_server.service.guard.memory import MemoryGuard
 from spark_ledger.limits import MIB
+from spark_ledger.limits.bookie import BOOKIE_MEMORY_INTERVAL_S_MAX
 from tests.unit.virtual_time import run_in_virtual_time
 
 BUDGET = 100 * MIB
@@ -346,3 +347,31 @@ def test_guard_that_cannot_ask_the_kernel_once_looks_again(
         guard.stop()
 
     asyncio.run(main())
+
+
+def test_clients_that_ask_all_the_time_do_not_put_the_look_off() -> None:
+    """Only the first of them ends a rest: a flood would never be seen."""
+    looks = count()
+
+    async def main() -> tuple[int, int]:
+        def used() -> int:
+            return next(looks) * 0
+
+        async def relieve() -> int:
+            return 0
+
+        guard = MemoryGuard(
+            1_000 * MIB, relieve, lambda _is_short: None, calls=lambda: 0, used=used
+        )
+        guard.start()
+        await asyncio.sleep(3.0)
+        assert guard._is_resting
+        before = next(looks)
+        for _message in range(300):
+            guard.sign()
+            await asyncio.sleep(0.01)
+        guard.stop()
+        return before, next(looks)
+
+    before, after = run_in_virtual_time(main())
+    assert after - before >= 3 / BOOKIE_MEMORY_INTERVAL_S_MAX

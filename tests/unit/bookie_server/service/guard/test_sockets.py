@@ -12,16 +12,18 @@ import pytest
 
 from bookie_server.service.guard.sockets import Sockets
 
-HOSTS = {"ipv4": "127.0.0.1", "ipv6": "::1"}
+HOSTS = {"ipv4": "127.0.0.1", "ipv6": "::1", "of all": "::"}
 
 
 class Pair:
     """A client's connection, and the bookie's end of it."""
 
     def __init__(self, host: str) -> None:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        with socket.create_server((host, 0), family=family) as listener:
-            self.client = socket.create_connection(listener.getsockname()[:2])
+        family, is_of_all = socket.AF_INET6 if ":" in host else socket.AF_INET, host == "::"
+        with socket.create_server((host, 0), family=family, dualstack_ipv6=is_of_all) as listener:
+            port = listener.getsockname()[1]
+            host = "127.0.0.1" if is_of_all else host
+            self.client = socket.create_connection((host, port))
             self.served, _address = listener.accept()
         port = self.client.getsockname()[1]
         self.peer = f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"
@@ -31,7 +33,7 @@ class Pair:
         self.served.close()
 
 
-@pytest.fixture(params=["ipv4", "ipv6"])
+@pytest.fixture(params=HOSTS)
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     made = Pair(HOSTS[request.param])
     yield made
@@ -112,6 +114,36 @@ def test_number_that_was_given_again_does_not_end_another_connection(
     with pytest.raises(TimeoutError):
         other.client.recv(10)
     other.close()
+
+
+def test_number_that_was_given_to_a_file_is_left_alone_and_nothing_stays_open(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bookie has hundreds of them, and opens and closes them all the time."""
+    found = Sockets()
+    with open("/dev/null") as file:
+        dup, copies = os.dup, list[int]()
+
+        def dup_late(descriptor: int) -> int:
+            if descriptor == pair.served.fileno():
+                os.dup2(file.fileno(), descriptor)
+            copies.append(dup(descriptor))
+            return copies[-1]
+
+        monkeypatch.setattr("os.dup", dup_late)
+        assert found.hang_up([pair.peer]) == []
+        (copy,) = copies
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(copy)
+
+
+def test_connections_that_are_gone_are_not_remembered(pair: Pair) -> None:
+    """A bookie has met millions of them after some years."""
+    found, port = Sockets(), pair.served.getsockname()[1]
+    assert found.of_port(port) == [pair.peer]
+    pair.close()
+    assert found.of_port(port) == []
+    assert pair.peer not in found._descriptors
 
 
 def test_numbers_that_moved_are_found_again(pair: Pair) -> None:

@@ -165,7 +165,8 @@ def test_strangers_are_heard_again_as_their_rate_allows() -> None:
     assert strangers.look(held, set(), set(), LATER_S).mute == ["first", "second"]
     above = BOOKIE_STRANGERS_AT_ONCE * 9 * MIB + 3 * MIB - BOOKIE_STRANGER_BURST_BYTES
     due = LATER_S + above / BOOKIE_STRANGER_BYTES_S
-    strangers.look(held, set(), set(), due - 0.01)  # the others have stopped
+    strangers.look(held, set(), set(), due - 0.02)  # the others have stopped
+    assert not strangers.look(held, set(), set(), due - 0.01).unmute
     assert strangers.muted == held.keys()
     assert strangers.look(held, set(), set(), due + 0.01).unmute == ["first", "second"]
     held["first"] = ENTRY_PAYLOAD_BYTES_MAX
@@ -202,3 +203,83 @@ def test_nonsense_of_many_connections_waits_in_one_row(monkeypatch: pytest.Monke
         assert row.pause_s(100 * second) == pytest.approx(5.0, abs=0.1), "not for ever"
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("muted_s", "goes_on", "silent_s"),
+    [
+        (0.025, False, BOOKIE_STALLED_MESSAGE_S),
+        (1.0, False, 2.0),
+        (1.0, True, BOOKIE_STALLED_MESSAGE_S),
+    ],
+)
+@pytest.mark.parametrize("share", [0.9, 1.1])
+def test_stranger_that_is_heard_again_has_time_to_go_on(
+    muted_s: float, goes_on: bool, silent_s: float, share: float
+) -> None:
+    """Its TCP tries again after twice the time at most, and a network may lose that too; once it
+    has gone on it has as much time as others. Who has stopped then is never heard again."""
+    strangers, now = Strangers(), LATER_S
+    alone = {"first": 3 * MIB}
+    some, others = (
+        {f"{name} {peer}": mib for peer, mib in halves(BOOKIE_STRANGERS_AT_ONCE, 15).items()}
+        for name in ("some", "others")
+    )
+    assert strangers.look(alone | some, set(), set(), now).mute == ["first"]
+    now += muted_s
+    assert strangers.look(alone, set(), set(some), now).unmute == ["first"]
+    if goes_on:
+        now, alone = now + 0.1, {"first": 4 * MIB}
+        strangers.look(alone, set(), set(), now)
+    now += share * silent_s
+    strangers.look(alone, set(), set(), now)
+    assert strangers.look(alone | others, set(), set(), now).mute == ["first"]
+    heard = strangers.look(alone, set(), set(others), now).unmute
+    assert heard == (["first"] if share < 1 else [])
+
+
+def test_places_are_for_those_who_go_on_and_not_for_those_who_stopped_further_on() -> None:
+    """Whoever sends a few halves and waits would keep all places, and no large entry came through
+    in their time."""
+    strangers = Strangers()
+    held = halves(BOOKIE_STRANGERS_AT_ONCE, 15)
+    assert not strangers.look(held, set(), set(), LATER_S).mute, "they have the places"
+    stopped_at = LATER_S + BOOKIE_STALLED_MESSAGE_S
+    assert set(strangers.look(held, set(), set(), stopped_at).mute) == held.keys()
+    later = stopped_at + 0.99 * BOOKIE_UNHEARD_S
+    assert not strangers.look(held, set(), set(), later).hang_up
+    assert strangers._left > 0
+    more = {f"new {number}": 14 * MIB for number in range(BOOKIE_STRANGERS_AT_ONCE + 1)}
+    muted = strangers.look(held | more, set(), set(), later).mute
+    assert muted == [f"new {BOOKIE_STRANGERS_AT_ONCE}"]
+
+
+@pytest.mark.parametrize(
+    ("ends", "left_mib"), [("whole", 22), ("stored", 22), ("gone", 15), ("goes on", 15)]
+)
+def test_each_byte_counts_once_and_is_given_back_only_if_it_was_not_wasted(
+    ends: str, left_mib: int
+) -> None:
+    """A client that leaves by itself and comes again has sent what it has sent."""
+    strangers, other = Strangers(), {"other": 3 * MIB}
+    for mib in (1, 3, 3, 8, 8):
+        strangers.look(other | {"new": mib * MIB}, set(), set(), LATER_S)
+    assert BOOKIE_STRANGER_BURST_BYTES - strangers._left == 9 * MIB, "beyond their first parts"
+    held = {"whole": {"new": 0}, "goes on": {"new": 8 * MIB}}.get(ends, {})
+    strangers.look(other | held, set(), {"new"} if ends == "stored" else set(), LATER_S)
+    assert strangers._left == left_mib * MIB
+    strangers.look({}, set(), set(), LATER_S + 0.25)
+    assert strangers._left == min(left_mib * MIB + 0.25 * BOOKIE_STRANGER_BYTES_S, 24 * MIB)
+
+
+def test_those_who_were_heard_again_wait_behind_all_others_the_next_time() -> None:
+    strangers = Strangers()
+    floods = [{f"flood {n} {turn}": 15 * MIB for n in range(4)} for turn in range(2)]
+    small = {f"new {number}": 2 * MIB for number in range(6)}
+    heard = []
+    for turn, flood in enumerate(floods):
+        now = LATER_S + 0.1 * turn
+        strangers.look(small | flood, set(), set(), now)
+        assert strangers.muted == small.keys()
+        heard.append(strangers.look(small, set(), set(flood), now + 0.05).unmute)
+    assert heard == [[f"new {n}" for n in (0, 1, 2, 3)], [f"new {n}" for n in (4, 5, 0, 1)]]
