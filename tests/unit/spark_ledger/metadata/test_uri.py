@@ -108,18 +108,9 @@ def test_hosts_for_kazoo_repeats_hosts_for_long_sessions(
         ("user:p@a:1/x", "***"),
         ("a:2181/x", "a:2181/x"),
         ("a:1,user:secret,b:2/x", "a:1,user:***,b:2/x"),
-    ],
-)
-def test_uri_is_shown_but_for_what_may_be_a_password(uri: str, shown: str) -> None:
-        (" zk://a:2181/x ", "zk://a:2181/x"),
-        ("zk://a:2181,b:17,c/x", "zk://a:2181,b:17,c/x"),
         ("zk://a:secret,b:2181/x", "zk://a:***,b:2181/x"),
-        ("zk://user:secret@a/x", "zk://***"),
-        ("https://a:1/x", "https://a:1/x"),
         ("zk:/a:1/x", "zk:/a:1/x"),
-        ("a:2181/x", "a:2181/x"),
         ("a:secret/x", "a:***/x"),
-        ("user:secret@a", "***"),
     ],
 )
 def test_masked_uri_shows_all_that_is_no_secret(uri: str, shown: str) -> None:
