@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -161,12 +162,13 @@ def test_tails_read_together_what_is_more_than_one_fetch(monkeypatch: pytest.Mon
 
     async def test(world: World) -> None:
         client, writer, following = await begun(world, tails=3)
-        asked = Asked(client)
+        asked, before = Asked(client), replace(client.counters)
         futures = [writer.append_nowait(b"%d" % number) for number in range(1, 21)]
         await asyncio.gather(*futures)
         for each in following:
             await each.has(21)
-        assert len(asked.reads) <= 20, "each entry was read once"
+        assert [first for _, first in asked.reads] == list(range(1, 21, 3)), "each was read once"
+        assert client.counters.since(before).entries_shared == 3 * 20, "however it is given"
         await end(writer, following, [b"%d" % number for number in range(21)])
 
     run(test)
@@ -369,7 +371,10 @@ class Reading(Waiting):
         super().__init__("abc", 5)
         self.following = 0
         self.fails = fails
-        self.reads = 0
+        self.reads = self.shared = 0
+
+    def count_shared(self, entries: int) -> None:
+        self.shared += entries
 
     async def read_batches(
         self, first: int, last: int, *, unconfirmed: bool = False
@@ -407,6 +412,7 @@ def test_read_that_fails_for_all_is_made_by_each_alone(fails: tuple[bool, bool])
                 assert brought == list(range(6))
         if not any(fails):
             assert sum(tail.reads for tail in tails) == 1
+            assert [tail.shared for tail in tails] == [6, 6]
 
     run(test)
 

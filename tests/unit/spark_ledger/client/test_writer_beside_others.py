@@ -8,6 +8,7 @@ import pytest
 
 from spark_ledger.errors import AddOutcomeUnknownError, LedgerClosedError
 from spark_ledger.limits import KIB
+from spark_ledger.limits.client import WRITER_CLOSE_GRACE_S
 from tests.unit.spark_ledger.client.world import World, run_virtually
 
 
@@ -87,5 +88,28 @@ def test_connection_that_ends_while_a_writer_closes_ends_the_close_too() -> None
             await asyncio.wait_for(add, 1)
         with pytest.raises(LedgerClosedError, match="recover=True"):
             await asyncio.wait_for(closing, 1)
+
+    run_virtually(test)
+
+
+def test_close_beside_a_replica_that_trickles_ends_in_its_time() -> None:
+    """What the slowest replica stores meanwhile makes nobody wait for longer."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await client.create_ledger()
+        slow = world.bookies[writer.metadata.last_fragment.bookies[1]]
+        slow.hold = True
+        for number in range(30):
+            await writer.append(b"%d" % number)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        closing = asyncio.create_task(writer.close())
+        while not closing.done():
+            await asyncio.sleep(WRITER_CLOSE_GRACE_S / 5)
+            slow._held.pop(0)()
+        await closing
+        assert WRITER_CLOSE_GRACE_S <= loop.time() - began < 1.5 * WRITER_CLOSE_GRACE_S
+        assert writer.metadata.last_entry_id == 29
 
     run_virtually(test)
