@@ -80,6 +80,40 @@ def test_disputed_end_is_waited_for_once_whoever_answers_meanwhile(late_s: float
     run_in_virtual_time(main())
 
 
+@pytest.mark.parametrize("second_s", [0.5, 1.5, 5.0])
+def test_open_waits_for_as_many_as_it_needs_however_slow(second_s: float) -> None:
+    """Before these have answered there is no dispute that could end."""
+    context: ClientContext = asked({"b0": (0.0, 7), "b1": (second_s, 2), "b2": (SILENT, 0)})
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert await read_last_confirmed(context, BUSY, b"", DIGEST) == 2
+        assert loop.time() == pytest.approx(second_s + LAC_DISPUTE_S, abs=0.01)
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize("failed", [BookieStatus.UNAVAILABLE, BookieStatus.TIMEOUT])
+def test_bookie_that_fails_makes_no_long_poll_shorter(failed: BookieStatus) -> None:
+    """Who tails beside one that is down would ask the others again and again."""
+    context: Any = asked({})
+
+    async def ask(bookie_id: str, *_args: Any, **options: Any) -> LastConfirmed:
+        if bookie_id == "b1":
+            return LastConfirmed(failed)
+        await asyncio.sleep(options["wait_s"])
+        return LastConfirmed(BookieStatus.OK, EntryId(4), EntryId(5))
+
+    context.transport.read_last_confirmed = ask
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert await wait_for_newer(context, BUSY, b"", DIGEST, EntryId(4), 30.0) == 4
+        assert loop.time() == pytest.approx(30.0, abs=0.01)
+
+    run_in_virtual_time(main())
+
+
 @pytest.mark.parametrize("late_s", [0.1, 0.9])
 def test_disputed_news_are_proved_after_one_wait_whoever_answers_meanwhile(late_s: float) -> None:
     """Two of four say more, which is not enough with two copies, and the others say nothing: the

@@ -57,6 +57,18 @@ def counted(client: LedgerClient, *, joined: bool) -> list[int]:
     return firsts
 
 
+def hold_adds(bookie: ScriptedBookie) -> None:
+    """It stores nothing until it is told to."""
+    add = bookie.add
+
+    def held_add(*args: Any, **kwargs: Any) -> None:
+        bookie.hold = True  # and fences, which reads wait for, not
+        add(*args, **kwargs)
+        bookie.hold = False
+
+    bookie.add = held_add  # type: ignore[method-assign]
+
+
 def one_run(runs: list[EntryRun]) -> EntryRun:
     return EntryRun(
         runs[0].ledger_id,
@@ -216,11 +228,12 @@ def test_a_bug_of_ours_ends_the_recovery_with_an_error(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("quorums", [(1, 1, 1), (3, 3, 2), (4, 2, 1)])
+@pytest.mark.parametrize("names", [None, 0, -1])
 def test_read_that_a_busy_bookie_breaks_off_goes_on_where_it_was(
-    quorums: tuple[int, int, int],
+    names: int | None, quorums: tuple[int, int, int]
 ) -> None:
     """A bookie brings some entries and says then that it is busy: what it brought is not asked for
-    again."""
+    again, whichever entry it ``names``."""
 
     async def test(world: World) -> None:
         writer = await left_open(await world.client(explicit_lac_delay_s=100.0), quorums)
@@ -237,7 +250,7 @@ def test_read_that_a_busy_bookie_breaks_off_goes_on_where_it_was(
             brought = 0
             async for chunk in honest(bookie_id, *args, **options):
                 if brought == 2 and chunk.run is not None and len(firsts) == 1:
-                    first = chunk.run.first_entry
+                    first = chunk.run.first_entry if names is None else EntryId(names)
                     yield ReadChunk(BookieStatus.TOO_MANY_REQUESTS, None, first, "busy")
                     return
                 brought += 1
@@ -249,6 +262,20 @@ def test_read_that_a_busy_bookie_breaks_off_goes_on_where_it_was(
         assert [e.payload async for e in reader.read(0, len(PAYLOADS) - 1)] == PAYLOADS
         for firsts in asked.values():
             assert firsts == sorted(set(firsts)), "nothing is asked for twice"
+
+    run_virtually(test, bookies=5)
+
+
+def test_recovery_is_as_patient_with_who_stores_nothing_as_a_writer() -> None:
+    """And not as a reader, who may set itself another time."""
+
+    async def test(world: World) -> None:
+        writer = await left_open(await world.client(explicit_lac_delay_s=100.0), (3, 3, 2))
+        for name in writer.metadata.last_fragment.bookies[:2]:
+            hold_adds(world.bookies[name])
+        other = await world.client(add_timeout_s=0.5, read_timeout_s=100.0)
+        reader = await asyncio.wait_for(other.open_ledger(writer.ledger_id, recover=True), 5.0)
+        assert reader.last_add_confirmed == len(PAYLOADS) - 1
 
     run_virtually(test, bookies=5)
 
@@ -314,16 +341,6 @@ def test_recovery_whose_bookies_store_slowly_holds_no_more_than_its_bound(
     lanes, largest = 1 if e == wq else e, len(PAYLOADS[-1]) + 48
     bound = (200 + lanes * (100 + largest)) * wq / e + largest
     held: list[int] = []
-
-    def hold_adds(bookie: ScriptedBookie) -> None:
-        add = bookie.add
-
-        def held_add(*args: Any, **kwargs: Any) -> None:
-            bookie.hold = True  # and fences, which reads wait for, not
-            add(*args, **kwargs)
-            bookie.hold = False
-
-        bookie.add = held_add  # type: ignore[method-assign]
 
     async def store_slowly(bookies: list[ScriptedBookie]) -> None:
         while True:

@@ -364,6 +364,27 @@ def test_poll_is_shared_by_those_who_would_ask_the_same(
     run(test)
 
 
+def test_entries_that_are_kept_are_given_from_any_of_them_on() -> None:
+    """A tail whose reader may read a part of a batch wants the rest of it next."""
+
+    async def test(world: World) -> None:
+        ledger = followed.FollowedLedger()
+        tail: Any = Waiting("abc", 2)
+        ledger.add(tail)
+        ledger._keep(EntryBatch.of([entry(entry_id) for entry_id in range(3, 8)]))
+        for first, last in ((3, 7), (3, 4), (5, 6), (7, 7), (5, 99)):
+            kept = ledger.kept(first, last)
+            assert kept is not None and list(kept.entry_ids) == list(range(first, min(last, 7) + 1))
+        for first, last in ((2, 7), (8, 9), (5, 4)):
+            assert ledger.kept(first, last) is None
+
+    run(test)
+
+
+def entry(entry_id: int) -> Entry:
+    return Entry(LedgerId(1), EntryId(entry_id), b"x", EntryId(-1), 1)
+
+
 class Reading(Waiting):
     """A tail whose reader brings entries one by one, or fails."""
 
@@ -384,7 +405,7 @@ class Reading(Waiting):
         if self.fails:
             raise BookieUnavailableError("its metadata name bookies that have gone")
         for entry_id in range(first, last + 1):
-            yield EntryBatch.of([Entry(LedgerId(1), EntryId(entry_id), b"x", EntryId(-1), 1)])
+            yield EntryBatch.of([entry(entry_id)])
 
 
 @pytest.mark.parametrize("fails", [(True, False), (False, True), (True, True), (False, False)])
