@@ -284,6 +284,20 @@ class _Asked:
         for batch in list[object]():
             yield batch
 
+    def check_tail(self, start: int, idle_timeout: float | None) -> None:
+        self.given.append({"start": start, "idle_timeout": idle_timeout})
+
+    async def tail_batches(self, start: int, **given: object) -> Any:
+        self.given.append({"start": start, **given})
+        for batch in list[object]():
+            yield batch
+
+    async def refresh(self) -> None:
+        self.given.append({"refresh": "all"})
+
+    async def refresh_confirmed(self) -> None:
+        self.given.append({"refresh": "confirmed"})
+
 
 def test_blocking_handles_pass_on_all_that_they_are_given() -> None:
     asked = _Asked()
@@ -306,3 +320,10 @@ def test_blocking_handles_pass_on_all_that_they_are_given() -> None:
         {"ledger_id": 7, "recover": True, "password": b"secret"},
         *(one for each in wanted for one in (each, {**each, "replica_hint": hint})),
     ]
+    asked.given.clear()
+    reader.refresh()
+    reader.refresh_confirmed()
+    tail = reader.tail(3, idle_timeout=4.0)
+    checked = {"start": 3, "idle_timeout": 4.0}
+    assert asked.given == [{"refresh": "all"}, {"refresh": "confirmed"}, checked], "and at once"
+    assert list(tail) == [] and asked.given[3:] == [checked]

@@ -73,10 +73,10 @@ def test_runs_are_cut_at_the_size_of_a_message(is_confirmed: bool, began: int) -
         first += 1
     size = APPEND_MESSAGE_BYTES_TARGET if is_confirmed else FIRST_MESSAGE_BYTES_TARGET
     half = bytes(size // 2)
-    frames.seal([half, half, b"x", bytes(3 * size), b"y"], NO_ENTRY)
-    runs = frames.runs(0, first, first + 4)
-    assert [run.count for run in runs] == [1, 2, 1, 1]
-    assert [run.first_entry - first for run in runs] == [0, 1, 3, 4]
+    frames.seal([half, half, b"x", bytes(3 * size), b"y", half, half, b"z"], NO_ENTRY)
+    runs = frames.runs(0, first, first + 7)
+    assert [run.count for run in runs] == [1, 2, 1, 2, 2]
+    assert [run.first_entry - first for run in runs] == [0, 1, 3, 4, 6]
 
 
 def test_resent_runs_begin_at_the_asked_entry() -> None:

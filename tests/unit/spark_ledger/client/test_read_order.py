@@ -29,11 +29,13 @@ def asked(client: LedgerClient) -> list[str]:
     return names
 
 
-def test_a_bookie_that_is_registered_no_more_is_asked_last() -> None:
-    """It stays known where it answered; a connection that is refused would cost every read."""
+@pytest.mark.parametrize("rack", ["", "/default-rack", "/elsewhere"])
+def test_a_bookie_that_is_registered_no_more_is_asked_last(rack: str) -> None:
+    """It stays known where it answered; a connection that is refused would cost every read. How far
+    it is nobody knows then."""
 
     async def test(world: World) -> None:
-        client = await world.client()
+        client = await world.client(rack=rack)
         async with await client.create_ledger(
             ensemble_size=2, write_quorum=2, ack_quorum=2
         ) as writer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from spark_ledger.client import found_entries, recovery
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.errors import BookieUnavailableError, LedgerError
+from spark_ledger.limits.client import BUSY_PAUSE_S, BUSY_PAUSE_S_MAX
 from spark_ledger.protocol.ensemble import with_ensemble
 from spark_ledger.protocol.events import Event
 from spark_ledger.protocol.recovery import RecoveryMachine
@@ -285,14 +287,22 @@ def test_recovery_whose_bookies_stay_busy_ends_with_an_error() -> None:
 
     async def test(world: World) -> None:
         writer = await left_open(await world.client(explicit_lac_delay_s=100.0), (3, 3, 2))
-        other = await world.client(read_timeout_s=2.0)
+        other = await world.client(read_timeout_s=10.0)
+        times = dict[BookieId, list[float]]()
 
         async def busy(*args: Any, **_options: Any) -> AsyncGenerator[ReadChunk, None]:
+            times.setdefault(args[0], []).append(asyncio.get_running_loop().time())
             yield ReadChunk(BookieStatus.TOO_MANY_REQUESTS, None, args[2], "busy")
 
         other.context.transport.read = busy  # type: ignore[method-assign]
         with pytest.raises(LedgerError):
-            await asyncio.wait_for(other.open_ledger(writer.ledger_id, recover=True), 10.0)
+            await asyncio.wait_for(other.open_ledger(writer.ledger_id, recover=True), 15.0)
+        assert len(times) == 3
+        for asked in times.values():
+            assert len(asked) >= 6
+            for number, (before, after) in enumerate(pairwise(asked)):
+                pause_s = min(BUSY_PAUSE_S * 2**number, BUSY_PAUSE_S_MAX)
+                assert 0.5 * pause_s <= after - before <= 1.51 * pause_s, "later and later"
 
     run_virtually(test, bookies=5)
 

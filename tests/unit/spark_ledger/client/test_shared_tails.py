@@ -364,6 +364,27 @@ def test_poll_is_shared_by_those_who_would_ask_the_same(
     run(test)
 
 
+def test_read_that_all_have_left_is_begun_anew() -> None:
+    async def test(world: World) -> None:
+        ledger = followed.FollowedLedger()
+        tails: list[Any] = [Reading(fails=False), Reading(fails=False)]
+        for tail in tails:
+            ledger.add(tail)
+
+        async def read(tail: Any) -> list[EntryId]:
+            return [batch.first_entry async for batch in ledger.read(tail, 0, 5)]
+
+        leaves = asyncio.ensure_future(read(tails[0]))
+        await asyncio.sleep(0.5)
+        leaves.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaves
+        assert await read(tails[1]) == list(range(6))
+        assert [tail.reads for tail in tails] == [1, 1]
+
+    run(test)
+
+
 def test_entries_that_are_kept_are_given_from_any_of_them_on() -> None:
     """A tail whose reader may read a part of a batch wants the rest of it next."""
 
