@@ -60,6 +60,21 @@ def test_last_spare_takes_one_of_the_places() -> None:
     run_virtually(test, bookies=4)
 
 
+def test_bookie_that_cannot_be_replaced_keeps_none_behind_it_from_that() -> None:
+    """The only spare is where the second one was, and nothing may be in the wrong rack."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        client.context.directory.policy = PlacementPolicy(min_racks=3, strict=True)
+        await world._registries[BookieId("b3")].deregister()
+        await client.context.directory.refresh()
+        kill(world, 0, 1)
+        chosen = await replaced(client, 0, 1)
+        assert chosen.replacements == {1: "b4"}
+
+    run_virtually(test, bookies=5, racks=3)
+
+
 def test_bookies_that_fail_together_are_replaced_in_different_racks() -> None:
     """The second is placed beside the first one's replacement, and not beside who failed there."""
 
