@@ -58,6 +58,7 @@ def test_bookie_that_was_busy_gets_what_the_others_have_confirmed_meanwhile(
         await asyncio.sleep(5)
         assert sorted(held) == list(range(8)) and kept(writer) == 0
         assert client.counters.ensemble_changes == 0
+        assert client.context.suspects.now() == set(), "who is busy is well"
         await writer.close()
 
     run(test)

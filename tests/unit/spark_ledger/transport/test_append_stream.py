@@ -86,7 +86,10 @@ class Fixture:
 
     def open(self, ledger_id: int = 1) -> StreamAppender:
         return self.stream.open(
-            LedgerId(ledger_id), access_key=b"key", recovery=True, on_result=self.results.append
+            LedgerId(ledger_id),
+            access_key=b"key of %d" % ledger_id,
+            recovery=ledger_id % 2 == 1,
+            on_result=self.results.append,
         )
 
 
@@ -169,7 +172,11 @@ async def test_all_that_is_queued_goes_into_one_message(f: Fixture) -> None:
         (second.tag, 2, 0),
         (first.tag, 1, 1),
     ]
-    assert all(add.access_key == b"key" and add.recovery for add in adds)
+    assert [(add.access_key, add.recovery) for add in adds] == [
+        (b"key of 1", True),
+        (b"key of 2", False),
+        (b"key of 1", True),
+    ]
 
 
 @on_loop

@@ -97,6 +97,19 @@ def test_call_that_is_cut_by_a_close_is_not_cancelled(call: Call) -> None:
     asyncio.run(main())
 
 
+def test_read_of_a_bookie_that_is_silent_ends_with_its_patience() -> None:
+    """That is no broken connection: whoever reads the error looks for a bookie that hangs."""
+
+    async def main() -> None:
+        async with mute() as transport:
+            chunks = transport.read(BOOKIE, LEDGER, EntryId(3), EntryId(9), timeout_s=0.05)
+            (chunk,) = [each async for each in chunks]
+            assert (chunk.status, chunk.run, chunk.entry_id) == (BookieStatus.TIMEOUT, None, 3)
+            assert chunk.message == "bookie b1: no answer within 0.05 s"
+
+    asyncio.run(main())
+
+
 async def append(transport: GrpcTransport) -> BookieStatus:
     transport.open_appender(
         BOOKIE, LEDGER, access_key=b"", recovery=False, on_result=lambda _result: None
