@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from dataclasses import replace
 
@@ -34,6 +35,8 @@ def test_metadata_say_what_was_asked_for() -> None:
         assert protected.access_key_hash and protected.has_password
         assert protected.incarnation != stored.incarnation
         assert stored.creation_token != protected.creation_token
+        now_ms = time.time() * 1000
+        assert now_ms - 60_000 < stored.creation_time_ms <= protected.creation_time_ms <= now_ms
 
     run(test)
 
