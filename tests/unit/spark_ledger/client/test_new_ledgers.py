@@ -51,6 +51,7 @@ def test_bookie_that_another_writer_finds_well_meanwhile_is_used() -> None:
             context.suspect(BookieId(name))
 
         async def describe(bookie_id: BookieId, *, timeout_s: float) -> BookieDescription:
+            assert timeout_s == BOOKIE_PROBE_TIMEOUT_S
             probes.append(bookie_id)
             if bookie_id == "b1":
                 await asyncio.sleep(timeout_s)

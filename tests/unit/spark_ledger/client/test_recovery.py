@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -97,6 +97,45 @@ def test_everything_behind_the_last_add_confirmed_is_found(
         assert reader.last_add_confirmed == len(PAYLOADS) - 1
         assert reader.metadata.length == sum(map(len, PAYLOADS))
         assert [e.payload async for e in reader.read(0, len(PAYLOADS) - 1)] == PAYLOADS
+
+    run_virtually(test, bookies=5)
+
+
+@pytest.mark.parametrize("quorums", [(3, 3, 2), (5, 3, 2)])
+def test_entries_that_several_replicas_bring_are_taken_once(
+    quorums: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each bookie puts another number of entries into an answer, so that they overlap. What is kept
+    twice would count against the bound for ever."""
+    taken, add = list[int](), found_entries.FoundEntries.add
+
+    def noted(self: found_entries.FoundEntries, found: Iterable[found_entries.Found]) -> None:
+        entries = list(found)
+        taken.extend(entry.entry_id for entry in entries)
+        add(self, entries)
+
+    monkeypatch.setattr(found_entries.FoundEntries, "add", noted)
+
+    async def test(world: World) -> None:
+        writer = await left_open(await world.client(explicit_lac_delay_s=100.0), quorums)
+        other = await world.client()
+        honest = other.context.transport.read
+
+        async def read(bookie_id: BookieId, *args: Any, **kwargs: Any) -> Any:
+            count, runs = 2 + int(bookie_id[1:]), list[EntryRun]()
+            async for chunk in honest(bookie_id, *args, **kwargs):
+                runs += [] if chunk.run is None else [chunk.run]
+                if runs and (chunk.run is None or len(runs) == count):
+                    yield ReadChunk(BookieStatus.OK, one_run(runs), runs[0].first_entry)
+                    await asyncio.sleep(0.001)
+                    runs = []
+                if chunk.run is None:
+                    yield chunk
+
+        other.context.transport.read = read  # type: ignore[method-assign]
+        reader = await other.open_ledger(writer.ledger_id, recover=True)
+        assert reader.metadata.length == sum(map(len, PAYLOADS))
+        assert sorted(taken) == list(range(min(taken), len(PAYLOADS))) and min(taken) <= 1
 
     run_virtually(test, bookies=5)
 
