@@ -130,7 +130,15 @@ def test_closed_client_leaves_nothing_behind() -> None:
         creating = asyncio.ensure_future(client.create_ledger())
         await asyncio.sleep(0.1)
         assert not creating.done(), "it asks bookies that were suspected whether they are back"
+        closed, ended_before = client.context.transport.close, list[bool]()
+
+        async def close() -> None:
+            ended_before.append(append.done())
+            await closed()
+
+        client.context.transport.close = close  # type: ignore[method-assign]
         await client.close()
+        assert ended_before == [True], "no writer looks for replacements of all its bookies"
         ended = await asyncio.wait_for(
             asyncio.gather(append, creating, return_exceptions=True), 0.01
         )

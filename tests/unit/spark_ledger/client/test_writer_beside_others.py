@@ -150,6 +150,8 @@ def test_connection_that_ends_while_a_writer_closes_ends_the_close_too() -> None
             await asyncio.wait_for(add, 1)
         with pytest.raises(LedgerClosedError, match="recover=True"):
             await asyncio.wait_for(closing, 1)
+        with pytest.raises(LedgerClosedError, match="recover=True"):
+            writer.append_nowait(b"1")
 
     run_virtually(test)
 
