@@ -145,15 +145,31 @@ def test_append_behind_one_that_was_interrupted_is_delivered(
     assert blocking.last_add_pushed == len(writer.taken) - 1
 
 
+def append_beyond_the_room(writer: BlockingWriter) -> object:
+    cast(Writer, writer._writer).has_room = False
+    return writer.append_async(b"more")
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda writer: writer.append(b"more"),
+        lambda writer: writer.append_many([b"more"]),
+        lambda writer: writer.flush(),
+        lambda writer: writer.close(),
+        append_beyond_the_room,
+    ],
+    ids=["append", "append_many", "flush", "close", "append_async"],
+)
 def test_callback_that_waits_for_its_own_thread_is_refused(
-    blocking: BlockingWriter, pause: threading.Event
+    blocking: BlockingWriter, pause: threading.Event, wait: Callable[[BlockingWriter], object]
 ) -> None:
     told: list[object] = []
     done = threading.Event()
 
     def callback(_future: object) -> None:
         try:
-            blocking.append(b"more")
+            wait(blocking)
         except ConfigurationError as error:
             told.append(error)
         done.set()
