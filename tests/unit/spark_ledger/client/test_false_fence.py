@@ -151,7 +151,7 @@ def test_fence_that_a_lagging_server_does_not_show_yet_is_no_lie() -> None:
         async def lags(_ledger_id: LedgerId) -> Versioned[LedgerMetadata]:
             return older
 
-        client.context.ledgers.read = lags  # type: ignore[method-assign]
+        client.context.ledgers.read = lags  # type: ignore[method-assign, assignment]
         with pytest.raises(FencedError):
             await writer.append(b"1")
         assert not client.context.suspects.now()

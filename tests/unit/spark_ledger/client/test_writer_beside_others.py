@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -64,7 +65,7 @@ def test_there_is_room_as_long_as_less_is_in_flight_than_the_bound(
         first = writer.append_nowait(b"x")  # on its way: what comes now is queued
         payloads = [bytes(size - 2), b"y"]
         if at_once:
-            appended = [writer.append_many_nowait(payloads)]
+            appended: list[asyncio.Future[Any]] = [writer.append_many_nowait(payloads)]
         else:
             appended = [writer.append_nowait(payload) for payload in payloads]
         for _ in range(3):
