@@ -108,7 +108,7 @@ class Tail:
                     self._reader.learn(shared.newest)
                     end = self.last_add_confirmed
                     if kept := shared.kept(self.following, end):
-                        self._context.counters.entries_shared += len(kept)
+                        self.count_shared(len(kept))
                         self.following = kept.last_entry + 1
                         yield kept
                         idle_since = self._loop.time()
@@ -140,6 +140,10 @@ class Tail:
     def last_add_confirmed(self) -> EntryId:
         """The last entry that its reader may read."""
         return self._reader.last_add_confirmed
+
+    def count_shared(self, entries: int) -> None:
+        """So many entries come that were read for all."""
+        self._context.counters.entries_shared += entries
 
     async def _confirmed(
         self, shared: FollowedLedger, end: EntryId

@@ -244,3 +244,17 @@ def test_replica_that_stalls_after_a_pause_of_the_consumer_is_overtaken() -> Non
         assert client._context.slow_now() == {slow}
 
     run(test)
+
+
+def test_every_replica_that_was_overtaken_is_asked_last_by_the_next_reader() -> None:
+    async def test(world: World) -> None:
+        client, reader, wire = await filled(world, 4)
+        slow, slower, third = reader.metadata.last_fragment.bookies
+        wire.stalled = {slow: asyncio.Event(), slower: asyncio.Event()}
+        assert len([entry async for entry in reader.read(0, 3)]) == 4
+        assert client._context.slow_now() == {slow, slower}
+        wire.asked.clear()
+        assert len([entry async for entry in reader.read(0, 3)]) == 4
+        assert wire.asked == [third]
+
+    run(test)

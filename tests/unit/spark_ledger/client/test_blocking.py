@@ -145,15 +145,31 @@ def test_append_behind_one_that_was_interrupted_is_delivered(
     assert blocking.last_add_pushed == len(writer.taken) - 1
 
 
+def append_beyond_the_room(writer: BlockingWriter) -> object:
+    cast(Writer, writer._writer).has_room = False
+    return writer.append_async(b"more")
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda writer: writer.append(b"more"),
+        lambda writer: writer.append_many([b"more"]),
+        lambda writer: writer.flush(),
+        lambda writer: writer.close(),
+        append_beyond_the_room,
+    ],
+    ids=["append", "append_many", "flush", "close", "append_async"],
+)
 def test_callback_that_waits_for_its_own_thread_is_refused(
-    blocking: BlockingWriter, pause: threading.Event
+    blocking: BlockingWriter, pause: threading.Event, wait: Callable[[BlockingWriter], object]
 ) -> None:
     told: list[object] = []
     done = threading.Event()
 
     def callback(_future: object) -> None:
         try:
-            blocking.append(b"more")
+            wait(blocking)
         except ConfigurationError as error:
             told.append(error)
         done.set()
@@ -284,6 +300,20 @@ class _Asked:
         for batch in list[object]():
             yield batch
 
+    def check_tail(self, start: int, idle_timeout: float | None) -> None:
+        self.given.append({"start": start, "idle_timeout": idle_timeout})
+
+    async def tail_batches(self, start: int, **given: object) -> Any:
+        self.given.append({"start": start, **given})
+        for batch in list[object]():
+            yield batch
+
+    async def refresh(self) -> None:
+        self.given.append({"refresh": "all"})
+
+    async def refresh_confirmed(self) -> None:
+        self.given.append({"refresh": "confirmed"})
+
 
 def test_blocking_handles_pass_on_all_that_they_are_given() -> None:
     asked = _Asked()
@@ -306,3 +336,10 @@ def test_blocking_handles_pass_on_all_that_they_are_given() -> None:
         {"ledger_id": 7, "recover": True, "password": b"secret"},
         *(one for each in wanted for one in (each, {**each, "replica_hint": hint})),
     ]
+    asked.given.clear()
+    reader.refresh()
+    reader.refresh_confirmed()
+    tail = reader.tail(3, idle_timeout=4.0)
+    checked = {"start": 3, "idle_timeout": 4.0}
+    assert asked.given == [{"refresh": "all"}, {"refresh": "confirmed"}, checked], "and at once"
+    assert list(tail) == [] and asked.given[3:] == [checked]

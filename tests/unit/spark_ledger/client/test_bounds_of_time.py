@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from spark_ledger.client.context import ClientContext
+from spark_ledger.client.frames import FrameStore
 from spark_ledger.client.last_confirmed import read_last_confirmed, unless_busy, wait_for_newer
 from spark_ledger.limits.client import LAC_DISPUTE_S
 from spark_ledger.transport.base import LastConfirmed, ReadChunk
@@ -74,6 +75,71 @@ def test_disputed_end_is_waited_for_once_whoever_answers_meanwhile(late_s: float
         loop = asyncio.get_running_loop()
         found = await read_last_confirmed(context, ledger((6, 3, 2)), b"", DIGEST)
         assert found == 2, "one voice is not enough, whoever is silent, and no entry proves it"
+        assert loop.time() == pytest.approx(LAC_DISPUTE_S, abs=0.01)
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize("second_s", [0.5, 1.5, 5.0])
+def test_open_waits_for_as_many_as_it_needs_however_slow(second_s: float) -> None:
+    """Before these have answered there is no dispute that could end."""
+    context: ClientContext = asked({"b0": (0.0, 7), "b1": (second_s, 2), "b2": (SILENT, 0)})
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert await read_last_confirmed(context, BUSY, b"", DIGEST) == 2
+        assert loop.time() == pytest.approx(second_s + LAC_DISPUTE_S, abs=0.01)
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize("failed", [BookieStatus.UNAVAILABLE, BookieStatus.TIMEOUT])
+def test_bookie_that_fails_makes_no_long_poll_shorter(failed: BookieStatus) -> None:
+    """Who tails beside one that is down would ask the others again and again."""
+    context: Any = asked({})
+
+    async def ask(bookie_id: str, *_args: Any, **options: Any) -> LastConfirmed:
+        if bookie_id == "b1":
+            return LastConfirmed(failed)
+        await asyncio.sleep(options["wait_s"])
+        return LastConfirmed(BookieStatus.OK, EntryId(4), EntryId(5))
+
+    context.transport.read_last_confirmed = ask
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert await wait_for_newer(context, BUSY, b"", DIGEST, EntryId(4), 30.0) == 4
+        assert loop.time() == pytest.approx(30.0, abs=0.01)
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize("late_s", [0.1, 0.9])
+def test_disputed_news_are_proved_after_one_wait_whoever_answers_meanwhile(late_s: float) -> None:
+    """Two of four say more, which is not enough with two copies, and the others say nothing: the
+    tail of a ledger is not as late as the slowest bookie's long poll."""
+    metadata = ledger((4, 4, 2))
+    context: Any = asked({})
+
+    async def ask(bookie_id: str, *_args: Any, **options: Any) -> LastConfirmed:
+        after_s = {"b0": 0.0, "b1": late_s}.get(bookie_id, SILENT)
+        await asyncio.sleep(min(after_s, options["wait_s"] + options["timeout_s"]))
+        if after_s == SILENT:
+            return LastConfirmed(BookieStatus.TIMEOUT)
+        return LastConfirmed(BookieStatus.OK, EntryId(7), EntryId(8))
+
+    async def read(*args: Any, **_options: Any) -> AsyncGenerator[ReadChunk, None]:
+        frames = FrameStore(metadata, DIGEST, first_entry=args[2])
+        frames.seal([b"x"], EntryId(7))
+        (run,) = frames.runs(0, args[2], args[2])
+        yield ReadChunk(BookieStatus.OK, run, args[2])
+
+    context.transport = SimpleNamespace(read_last_confirmed=ask, read=read)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        found = await wait_for_newer(context, metadata, b"", DIGEST, EntryId(4), 30.0)
+        assert found == 7, "entry 8 carries it"
         assert loop.time() == pytest.approx(LAC_DISPUTE_S, abs=0.01)
 
     run_in_virtual_time(main())

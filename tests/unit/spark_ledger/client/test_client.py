@@ -302,8 +302,9 @@ def test_bad_input_is_refused_with_one_sentence() -> None:
             await client.open_ledger(12345)
         with pytest.raises(ConfigurationError, match="not 'seven'"):
             await client.open_ledger("seven")  # type: ignore[arg-type]
-        with pytest.raises(ConfigurationError, match="not -1"):
-            await client.open_ledger(-1)
+        for wrong in (-1, True):
+            with pytest.raises(ConfigurationError, match=f"not {wrong}"):
+                await client.open_ledger(wrong)
         with pytest.raises(ConfigurationError, match="custom_metadata"):
             await client.create_ledger(custom_metadata={"a": 1})  # type: ignore[dict-item]
         writer = await client.create_ledger()

@@ -65,6 +65,27 @@ def test_connect_that_does_not_succeed_closes_the_session(
     asyncio.run(main())
 
 
+def test_connect_gives_the_store_the_times_that_were_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        asked: list[object] = []
+
+        async def open_store(uri: str, **options: object) -> MemoryMetadataStore:
+            asked.extend([uri, options])
+            return MemoryMetadataStore()
+
+        monkeypatch.setattr(ledger_client, "open_store", open_store)
+        options = {"session_timeout_s": 7.0, "metadata_timeout_s": 3.0, "add_timeout_s": 4.0}
+        client = await LedgerClient.connect("zk://h/x", **options)
+        assert asked == [
+            "zk://h/x",
+            {"session_timeout_s": 7.0, "connect_timeout_s": 3.0, "operation_timeout_s": 3.0},
+        ]
+        assert client.context.config.add_timeout_s == 4.0
+        await client.close()
+
+    asyncio.run(main())
+
+
 def test_connect_where_there_can_be_no_transport_leaves_nothing_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -109,7 +130,15 @@ def test_closed_client_leaves_nothing_behind() -> None:
         creating = asyncio.ensure_future(client.create_ledger())
         await asyncio.sleep(0.1)
         assert not creating.done(), "it asks bookies that were suspected whether they are back"
+        closed, ended_before = client.context.transport.close, list[bool]()
+
+        async def close() -> None:
+            ended_before.append(append.done())
+            await closed()
+
+        client.context.transport.close = close  # type: ignore[method-assign]
         await client.close()
+        assert ended_before == [True], "no writer looks for replacements of all its bookies"
         ended = await asyncio.wait_for(
             asyncio.gather(append, creating, return_exceptions=True), 0.01
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from spark_ledger.client.counters import ClientCounters
@@ -12,6 +12,14 @@ from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.transport.base import ReadChunk
 from spark_ledger.types import BookieId, EntryId, LedgerId
 from tests.unit.spark_ledger.client.world import World, run_virtually
+
+
+def test_difference_of_two_looks_is_that_of_each_counter() -> None:
+    """An operator would look for what has not happened."""
+    names = [each.name for each in fields(ClientCounters)]
+    before = ClientCounters(**{name: 3**number for number, name in enumerate(names)})
+    after = ClientCounters(**{name: 3**number + number for number, name in enumerate(names)})
+    assert asdict(after.since(before)) == {name: number for number, name in enumerate(names)}
 
 
 def test_failover_is_a_request_after_a_replica_failed() -> None:

@@ -12,9 +12,9 @@ from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.errors import AddOutcomeUnknownError, FencedError
 from spark_ledger.metadata.memory import Outcome
 from spark_ledger.runs import EntryRun
-from spark_ledger.types import BookieId, BookieStatus, LedgerId
+from spark_ledger.types import BookieId, BookieStatus, LedgerId, LedgerMetadata, Versioned
 from tests.unit.spark_ledger.client.test_writer import lose
-from tests.unit.spark_ledger.client.world import World, run_virtually
+from tests.unit.spark_ledger.client.world import World, run, run_virtually
 
 
 def lie(world: World, writer: LedgerWriter, index: int) -> BookieId:
@@ -136,3 +136,25 @@ def test_fence_that_is_real_makes_nobody_a_suspect() -> None:
         assert not client._context.suspects.now()
 
     run_virtually(test)
+
+
+def test_fence_that_a_lagging_server_does_not_show_yet_is_no_lie() -> None:
+    """What decides over three honest bookies has to be newer than what they say (rule P18)."""
+
+    async def test(world: World) -> None:
+        client, other = await world.client(), await world.client()
+        writer = await client.create_ledger()
+        await writer.append(b"0")
+        older = await client.context.ledgers.read(writer.ledger_id)
+        await other.open_ledger(writer.ledger_id, recover=True)
+
+        async def lags(_ledger_id: LedgerId) -> Versioned[LedgerMetadata]:
+            return older
+
+        client.context.ledgers.read = lags  # type: ignore[method-assign, assignment]
+        with pytest.raises(FencedError):
+            await writer.append(b"1")
+        assert not client.context.suspects.now()
+
+    # In real time: a writer that takes them for liars would ask again and again.
+    run(test)

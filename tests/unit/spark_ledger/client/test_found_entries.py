@@ -57,10 +57,13 @@ def test_lane_that_has_come_least_far_waits_for_bookies_only(
 
         assert await free() == {0, 1, 2}
         add(found, 6, 9, 12)
+        assert found.length == 0, "none of them is in order"
         assert await free() == {2}, "entry 5 is of lane 2"
         add(found, 5)
+        assert found.length == 6
         assert await free() == {1}, "entry 7 is of lane 1"
         add(found, 7, 10)
+        assert found.length == 7
         assert await free() == set(), "5, 6 and 7 are not stored"
         found.release(4)
         assert await free() == set()

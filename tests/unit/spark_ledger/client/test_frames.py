@@ -18,10 +18,10 @@ from spark_ledger.types import (
 from spark_ledger.wire.frame import Crc32cDigest, open_run
 
 
-def store(e: int = 3, wq: int = 3) -> FrameStore:
+def store(e: int = 3, wq: int = 3, first_entry: int = 0) -> FrameStore:
     bookies = tuple(BookieId(f"b{i}") for i in range(e))
     metadata = LedgerMetadata(LedgerId(7), Quorums(e, wq, wq), (Fragment(EntryId(0), bookies),))
-    return FrameStore(metadata, Crc32cDigest())
+    return FrameStore(metadata, Crc32cDigest(), first_entry=first_entry)
 
 
 def payloads_of(frames: FrameStore, bookie_index: int, first: int, last: int) -> dict[int, bytes]:
@@ -61,20 +61,22 @@ def test_frames_after_a_release_keep_their_entry_ids() -> None:
 
 
 @pytest.mark.parametrize("is_confirmed", [False, True])
-def test_runs_are_cut_at_the_size_of_a_message(is_confirmed: bool) -> None:
-    """Of the first message, until something was confirmed."""
-    frames = store()
-    first = 0
+@pytest.mark.parametrize("began", [0, 7])
+def test_runs_are_cut_at_the_size_of_a_message(is_confirmed: bool, began: int) -> None:
+    """Of the first message, until something was confirmed: those of a recovery, too, which begins
+    somewhere else."""
+    frames = store(first_entry=began)
+    first = began
     if is_confirmed:
         frames.seal([b"first"], NO_ENTRY)
-        frames.release(EntryId(0))
-        first = 1
+        frames.release(EntryId(began))
+        first += 1
     size = APPEND_MESSAGE_BYTES_TARGET if is_confirmed else FIRST_MESSAGE_BYTES_TARGET
     half = bytes(size // 2)
-    frames.seal([half, half, b"x", bytes(3 * size), b"y"], NO_ENTRY)
-    runs = frames.runs(0, first, first + 4)
-    assert [run.count for run in runs] == [1, 2, 1, 1]
-    assert [run.first_entry - first for run in runs] == [0, 1, 3, 4]
+    frames.seal([half, half, b"x", bytes(3 * size), b"y", half, half, b"z"], NO_ENTRY)
+    runs = frames.runs(0, first, first + 7)
+    assert [run.count for run in runs] == [1, 2, 1, 2, 2]
+    assert [run.first_entry - first for run in runs] == [0, 1, 3, 4, 6]
 
 
 def test_resent_runs_begin_at_the_asked_entry() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from spark_ledger.client.last_confirmed import PROOF_TRIES
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.errors import BookieUnavailableError
@@ -236,9 +237,11 @@ def test_bookie_whose_proof_cannot_be_had_has_not_answered(status: BookieStatus)
         async def unread(_chunks: AsyncGenerator[ReadChunk, None]) -> Any:
             yield ReadChunk(status, None, EntryId(2), "no")
 
-        interposed(client, unread)
+        asked = interposed(client, unread)
         with pytest.raises(BookieUnavailableError, match=f"{knowing}: its newest entry cannot be"):
             await client.open_ledger(writer.ledger_id)
+        tries = 1 if status is BookieStatus.NO_SUCH_ENTRY else PROOF_TRIES
+        assert asked == [knowing] * tries, "who denies what it named is not asked again"
 
     run(test, bookies=2)
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
+from dataclasses import replace
 
+from spark_ledger.errors import BookieUnavailableError
 from spark_ledger.limits import KIB
+from spark_ledger.limits.client import BOOKIE_PROBE_TIMEOUT_S
 from spark_ledger.metadata.deletions import read_sign
 from spark_ledger.metadata.memory import MemoryMetadataStore
 from spark_ledger.metadata.owners import is_alive
-from spark_ledger.types import BookieState, DigestType, Quorums
+from spark_ledger.transport.base import BookieDescription
+from spark_ledger.types import BookieId, BookieState, DigestType, Quorums
 from tests.unit.spark_ledger.client.world import World, run, run_virtually
 
 
@@ -30,8 +35,56 @@ def test_metadata_say_what_was_asked_for() -> None:
         assert protected.access_key_hash and protected.has_password
         assert protected.incarnation != stored.incarnation
         assert stored.creation_token != protected.creation_token
+        now_ms = time.time() * 1000
+        assert now_ms - 60_000 < stored.creation_time_ms <= protected.creation_time_ms <= now_ms
 
     run(test)
+
+
+def test_bookie_that_another_writer_finds_well_meanwhile_is_used() -> None:
+    """It refuses the first probe, and is back before a silent one is given up."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        context, probes = client.context, list[str]()
+        for name in ("b1", "b2"):
+            context.suspect(BookieId(name))
+
+        async def describe(bookie_id: BookieId, *, timeout_s: float) -> BookieDescription:
+            assert timeout_s == BOOKIE_PROBE_TIMEOUT_S
+            probes.append(bookie_id)
+            if bookie_id == "b1":
+                await asyncio.sleep(timeout_s)
+            if bookie_id == "b1" or probes.count("b2") == 1:
+                raise BookieUnavailableError(f"bookie {bookie_id} is not there")
+            return BookieDescription(bookie_id, "", "", "writable", 0, 0, 0, 0, 0.0)
+
+        context.transport.describe = describe  # type: ignore[method-assign]
+        creating = asyncio.create_task(
+            client.create_ledger(ensemble_size=2, write_quorum=2, ack_quorum=2)
+        )
+        await asyncio.sleep(BOOKIE_PROBE_TIMEOUT_S / 2)
+        assert not creating.done()
+        assert await context.suspects.answers(BookieId("b2"), ask_now=True)
+        writer = await creating
+        assert set(writer.metadata.last_fragment.bookies) == {"b0", "b2"}
+        await writer.close()
+
+    run_virtually(test)
+
+
+def test_list_of_bookies_is_what_they_say_now() -> None:
+    """Also of what they tell without a notice."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        (before,) = (each for each in await client.list_bookies() if each.bookie_id == "b1")
+        await world._registries[before.bookie_id].register(replace(before, free_bytes=12_345))
+        (now,) = (each for each in await client.list_bookies() if each.bookie_id == "b1")
+        assert (before.free_bytes, now.free_bytes) == (0, 12_345)
+        assert client.registered_bookies() == await client.list_bookies()
+
+    run_virtually(test)
 
 
 def test_ledgers_are_spread_over_the_bookies() -> None:

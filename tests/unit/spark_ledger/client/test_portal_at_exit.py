@@ -149,3 +149,13 @@ def test_stop_beside_a_stuck_callback_gives_up_and_refuses_calls(
         release.set()
         portal._thread.join(10)
     assert gave_up
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_calls_behind_a_loop_that_a_callback_has_ended_are_refused(portal: BlockingPortal) -> None:
+    """As one of a future that says ``sys.exit()``: nobody waits for a thread that is gone."""
+    portal.loop.call_soon_threadsafe(sys.exit)
+    portal._thread.join(10)
+    assert not portal.is_running
+    with pytest.raises(LedgerClosedError):
+        portal.call(asyncio.sleep(0))

@@ -10,9 +10,12 @@ import pytest
 
 from spark_ledger.client import context
 from spark_ledger.client.ledger_client import LedgerClient
+from spark_ledger.limits.client import BOOKIE_SUSPECT_S
 from spark_ledger.transport.base import ReadChunk
 from spark_ledger.types import BookieId
 from tests.unit.spark_ledger.client.world import World, run_virtually
+from tests.unit.spark_ledger.client.world import world as world_of
+from tests.unit.virtual_time import run_in_virtual_time
 
 
 def asked(client: LedgerClient) -> list[str]:
@@ -29,11 +32,13 @@ def asked(client: LedgerClient) -> list[str]:
     return names
 
 
-def test_a_bookie_that_is_registered_no_more_is_asked_last() -> None:
-    """It stays known where it answered; a connection that is refused would cost every read."""
+@pytest.mark.parametrize("rack", ["", "/default-rack", "/elsewhere"])
+def test_a_bookie_that_is_registered_no_more_is_asked_last(rack: str) -> None:
+    """It stays known where it answered; a connection that is refused would cost every read. How far
+    it is nobody knows then."""
 
     async def test(world: World) -> None:
-        client = await world.client()
+        client = await world.client(rack=rack)
         async with await client.create_ledger(
             ensemble_size=2, write_quorum=2, ack_quorum=2
         ) as writer:
@@ -106,6 +111,25 @@ def test_a_bookie_that_was_overtaken_is_asked_last_for_a_while(
                 assert [e.payload async for e in reader.read(0, 0)] == [b"0"]
 
     run_virtually(test, bookies=2)
+
+
+def test_bookie_that_is_overtaken_again_is_asked_last_from_then_on() -> None:
+    async def test(world: World) -> None:
+        known = (await world.client()).context
+        for pause_s in (0.0, 0.6 * BOOKIE_SUSPECT_S, 0.6 * BOOKIE_SUSPECT_S):
+            await asyncio.sleep(pause_s)
+            known.slow(BookieId("b1"))
+        assert known.slow_now() == {"b1"}
+        await asyncio.sleep(0.9 * BOOKIE_SUSPECT_S)
+        assert known.slow_now() == {"b1"}
+        await asyncio.sleep(0.2 * BOOKIE_SUSPECT_S)
+        assert known.slow_now() == set()
+
+    async def tested() -> None:
+        async with world_of() as made:
+            await test(made)
+
+    run_in_virtual_time(tested())  # `run_virtually` has a bound of 20 s
 
 
 @pytest.mark.parametrize("rack", ["/r0", "/r1", "/r2"])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from spark_ledger.client import found_entries, recovery
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.errors import BookieUnavailableError, LedgerError
+from spark_ledger.limits.client import BUSY_PAUSE_S, BUSY_PAUSE_S_MAX
 from spark_ledger.protocol.ensemble import with_ensemble
 from spark_ledger.protocol.events import Event
 from spark_ledger.protocol.recovery import RecoveryMachine
@@ -57,6 +59,18 @@ def counted(client: LedgerClient, *, joined: bool) -> list[int]:
     return firsts
 
 
+def hold_adds(bookie: ScriptedBookie) -> None:
+    """It stores nothing until it is told to."""
+    add = bookie.add
+
+    def held_add(*args: Any, **kwargs: Any) -> None:
+        bookie.hold = True  # and fences, which reads wait for, not
+        add(*args, **kwargs)
+        bookie.hold = False
+
+    bookie.add = held_add  # type: ignore[method-assign]
+
+
 def one_run(runs: list[EntryRun]) -> EntryRun:
     return EntryRun(
         runs[0].ledger_id,
@@ -83,6 +97,45 @@ def test_everything_behind_the_last_add_confirmed_is_found(
         assert reader.last_add_confirmed == len(PAYLOADS) - 1
         assert reader.metadata.length == sum(map(len, PAYLOADS))
         assert [e.payload async for e in reader.read(0, len(PAYLOADS) - 1)] == PAYLOADS
+
+    run_virtually(test, bookies=5)
+
+
+@pytest.mark.parametrize("quorums", [(3, 3, 2), (5, 3, 2)])
+def test_entries_that_several_replicas_bring_are_taken_once(
+    quorums: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each bookie puts another number of entries into an answer, so that they overlap. What is kept
+    twice would count against the bound for ever."""
+    taken, add = list[int](), found_entries.FoundEntries.add
+
+    def noted(self: found_entries.FoundEntries, found: Iterable[found_entries.Found]) -> None:
+        entries = list(found)
+        taken.extend(entry.entry_id for entry in entries)
+        add(self, entries)
+
+    monkeypatch.setattr(found_entries.FoundEntries, "add", noted)
+
+    async def test(world: World) -> None:
+        writer = await left_open(await world.client(explicit_lac_delay_s=100.0), quorums)
+        other = await world.client()
+        honest = other.context.transport.read
+
+        async def read(bookie_id: BookieId, *args: Any, **kwargs: Any) -> Any:
+            count, runs = 2 + int(bookie_id[1:]), list[EntryRun]()
+            async for chunk in honest(bookie_id, *args, **kwargs):
+                runs += [] if chunk.run is None else [chunk.run]
+                if runs and (chunk.run is None or len(runs) == count):
+                    yield ReadChunk(BookieStatus.OK, one_run(runs), runs[0].first_entry)
+                    await asyncio.sleep(0.001)
+                    runs = []
+                if chunk.run is None:
+                    yield chunk
+
+        other.context.transport.read = read  # type: ignore[method-assign]
+        reader = await other.open_ledger(writer.ledger_id, recover=True)
+        assert reader.metadata.length == sum(map(len, PAYLOADS))
+        assert sorted(taken) == list(range(min(taken), len(PAYLOADS))) and min(taken) <= 1
 
     run_virtually(test, bookies=5)
 
@@ -216,11 +269,12 @@ def test_a_bug_of_ours_ends_the_recovery_with_an_error(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("quorums", [(1, 1, 1), (3, 3, 2), (4, 2, 1)])
+@pytest.mark.parametrize("names", [None, 0, -1])
 def test_read_that_a_busy_bookie_breaks_off_goes_on_where_it_was(
-    quorums: tuple[int, int, int],
+    names: int | None, quorums: tuple[int, int, int]
 ) -> None:
     """A bookie brings some entries and says then that it is busy: what it brought is not asked for
-    again."""
+    again, whichever entry it ``names``."""
 
     async def test(world: World) -> None:
         writer = await left_open(await world.client(explicit_lac_delay_s=100.0), quorums)
@@ -237,7 +291,7 @@ def test_read_that_a_busy_bookie_breaks_off_goes_on_where_it_was(
             brought = 0
             async for chunk in honest(bookie_id, *args, **options):
                 if brought == 2 and chunk.run is not None and len(firsts) == 1:
-                    first = chunk.run.first_entry
+                    first = chunk.run.first_entry if names is None else EntryId(names)
                     yield ReadChunk(BookieStatus.TOO_MANY_REQUESTS, None, first, "busy")
                     return
                 brought += 1
@@ -253,19 +307,41 @@ def test_read_that_a_busy_bookie_breaks_off_goes_on_where_it_was(
     run_virtually(test, bookies=5)
 
 
+def test_recovery_is_as_patient_with_who_stores_nothing_as_a_writer() -> None:
+    """And not as a reader, who may set itself another time."""
+
+    async def test(world: World) -> None:
+        writer = await left_open(await world.client(explicit_lac_delay_s=100.0), (3, 3, 2))
+        for name in writer.metadata.last_fragment.bookies[:2]:
+            hold_adds(world.bookies[name])
+        other = await world.client(add_timeout_s=0.5, read_timeout_s=100.0)
+        reader = await asyncio.wait_for(other.open_ledger(writer.ledger_id, recover=True), 5.0)
+        assert reader.last_add_confirmed == len(PAYLOADS) - 1
+
+    run_virtually(test, bookies=5)
+
+
 def test_recovery_whose_bookies_stay_busy_ends_with_an_error() -> None:
     """Nobody may write to the ledger then, and its caller can begin anew: it must hear of it."""
 
     async def test(world: World) -> None:
         writer = await left_open(await world.client(explicit_lac_delay_s=100.0), (3, 3, 2))
-        other = await world.client(read_timeout_s=2.0)
+        other = await world.client(read_timeout_s=10.0)
+        times = dict[BookieId, list[float]]()
 
         async def busy(*args: Any, **_options: Any) -> AsyncGenerator[ReadChunk, None]:
+            times.setdefault(args[0], []).append(asyncio.get_running_loop().time())
             yield ReadChunk(BookieStatus.TOO_MANY_REQUESTS, None, args[2], "busy")
 
         other.context.transport.read = busy  # type: ignore[method-assign]
         with pytest.raises(LedgerError):
-            await asyncio.wait_for(other.open_ledger(writer.ledger_id, recover=True), 10.0)
+            await asyncio.wait_for(other.open_ledger(writer.ledger_id, recover=True), 15.0)
+        assert len(times) == 3
+        for asked in times.values():
+            assert len(asked) >= 6
+            for number, (before, after) in enumerate(pairwise(asked)):
+                pause_s = min(BUSY_PAUSE_S * 2**number, BUSY_PAUSE_S_MAX)
+                assert 0.5 * pause_s <= after - before <= 1.51 * pause_s, "later and later"
 
     run_virtually(test, bookies=5)
 
@@ -314,16 +390,6 @@ def test_recovery_whose_bookies_store_slowly_holds_no_more_than_its_bound(
     lanes, largest = 1 if e == wq else e, len(PAYLOADS[-1]) + 48
     bound = (200 + lanes * (100 + largest)) * wq / e + largest
     held: list[int] = []
-
-    def hold_adds(bookie: ScriptedBookie) -> None:
-        add = bookie.add
-
-        def held_add(*args: Any, **kwargs: Any) -> None:
-            bookie.hold = True  # and fences, which reads wait for, not
-            add(*args, **kwargs)
-            bookie.hold = False
-
-        bookie.add = held_add  # type: ignore[method-assign]
 
     async def store_slowly(bookies: list[ScriptedBookie]) -> None:
         while True:

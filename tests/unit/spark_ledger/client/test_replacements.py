@@ -60,6 +60,21 @@ def test_last_spare_takes_one_of_the_places() -> None:
     run_virtually(test, bookies=4)
 
 
+def test_bookie_that_cannot_be_replaced_keeps_none_behind_it_from_that() -> None:
+    """The only spare is where the second one was, and nothing may be in the wrong rack."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        client.context.directory.policy = PlacementPolicy(min_racks=3, strict=True)
+        await world._registries[BookieId("b3")].deregister()
+        await client.context.directory.refresh()
+        kill(world, 0, 1)
+        chosen = await replaced(client, 0, 1)
+        assert chosen.replacements == {1: "b4"}
+
+    run_virtually(test, bookies=5, racks=3)
+
+
 def test_bookies_that_fail_together_are_replaced_in_different_racks() -> None:
     """The second is placed beside the first one's replacement, and not beside who failed there."""
 
@@ -72,6 +87,42 @@ def test_bookies_that_fail_together_are_replaced_in_different_racks() -> None:
             assert set(chosen.replacements.values()) == {"b3", "b4"}
 
     run_virtually(test, bookies=5, racks=3)
+
+
+@pytest.mark.parametrize("how", ["suspected", "lost", "excluded", "loaded", "a member"])
+def test_copies_are_moved_to_bookies_that_can_take_them(how: str) -> None:
+    """Bookies b0, b3 and b6 are in one rack, b1, b4 and b7 in the next, b2, b5 and b8 in another:
+    one copy has to go there."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        client.context.directory.policy = PlacementPolicy(min_racks=3)
+        members = [BookieId(name) for name in ("b0", "b3", "b1")]
+        passed_over = BookieId("b2")
+        excluded: set[BookieId] = set()
+        if how == "suspected":
+            client.context.suspect(passed_over)
+        elif how == "lost":
+            await world._registries[passed_over].deregister()
+            await client.context.directory.refresh()
+        elif how == "excluded":
+            excluded.add(passed_over)
+        elif how == "loaded":
+            client.context.use([passed_over], +2)
+        found = set[str]()
+        for _ in range(TRIES):
+            moves = client.context.moves(members, Quorums(3, 3, 2), excluded)
+            ((index, name),) = moves.items()
+            assert index in (0, 1), "the other is where it should be"
+            found.add(name)
+        if how == "loaded":
+            client.context.use([passed_over], -2)
+        assert found == ({"b2", "b5", "b8"} if how == "a member" else {"b5", "b8"})
+        assert client.context.moves(ENSEMBLE, Quorums(3, 3, 2), ()) == {}, "as the policy has it"
+        gone = [*members[:2], BookieId("unknown")]
+        assert client.context.moves(gone, Quorums(3, 3, 2), ()) == {}, "nobody knows where it is"
+
+    run_virtually(test, bookies=9, racks=3)
 
 
 @pytest.mark.parametrize("bookies", [3, 4, 5])

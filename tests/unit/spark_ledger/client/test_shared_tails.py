@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -161,12 +162,13 @@ def test_tails_read_together_what_is_more_than_one_fetch(monkeypatch: pytest.Mon
 
     async def test(world: World) -> None:
         client, writer, following = await begun(world, tails=3)
-        asked = Asked(client)
+        asked, before = Asked(client), replace(client.counters)
         futures = [writer.append_nowait(b"%d" % number) for number in range(1, 21)]
         await asyncio.gather(*futures)
         for each in following:
             await each.has(21)
-        assert len(asked.reads) <= 20, "each entry was read once"
+        assert [first for _, first in asked.reads] == list(range(1, 21, 3)), "each was read once"
+        assert client.counters.since(before).entries_shared == 3 * 20, "however it is given"
         await end(writer, following, [b"%d" % number for number in range(21)])
 
     run(test)
@@ -362,6 +364,48 @@ def test_poll_is_shared_by_those_who_would_ask_the_same(
     run(test)
 
 
+def test_read_that_all_have_left_is_begun_anew() -> None:
+    async def test(world: World) -> None:
+        ledger = followed.FollowedLedger()
+        tails: list[Any] = [Reading(fails=False), Reading(fails=False)]
+        for tail in tails:
+            ledger.add(tail)
+
+        async def read(tail: Any) -> list[EntryId]:
+            return [batch.first_entry async for batch in ledger.read(tail, 0, 5)]
+
+        leaves = asyncio.ensure_future(read(tails[0]))
+        await asyncio.sleep(0.5)
+        leaves.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaves
+        assert await read(tails[1]) == list(range(6))
+        assert [tail.reads for tail in tails] == [1, 1]
+
+    run(test)
+
+
+def test_entries_that_are_kept_are_given_from_any_of_them_on() -> None:
+    """A tail whose reader may read a part of a batch wants the rest of it next."""
+
+    async def test(world: World) -> None:
+        ledger = followed.FollowedLedger()
+        tail: Any = Waiting("abc", 2)
+        ledger.add(tail)
+        ledger._keep(EntryBatch.of([entry(entry_id) for entry_id in range(3, 8)]))
+        for first, last in ((3, 7), (3, 4), (5, 6), (7, 7), (5, 99)):
+            kept = ledger.kept(first, last)
+            assert kept is not None and list(kept.entry_ids) == list(range(first, min(last, 7) + 1))
+        for first, last in ((2, 7), (8, 9), (5, 4)):
+            assert ledger.kept(first, last) is None
+
+    run(test)
+
+
+def entry(entry_id: int) -> Entry:
+    return Entry(LedgerId(1), EntryId(entry_id), b"x", EntryId(-1), 1)
+
+
 class Reading(Waiting):
     """A tail whose reader brings entries one by one, or fails."""
 
@@ -369,7 +413,10 @@ class Reading(Waiting):
         super().__init__("abc", 5)
         self.following = 0
         self.fails = fails
-        self.reads = 0
+        self.reads = self.shared = 0
+
+    def count_shared(self, entries: int) -> None:
+        self.shared += entries
 
     async def read_batches(
         self, first: int, last: int, *, unconfirmed: bool = False
@@ -379,7 +426,7 @@ class Reading(Waiting):
         if self.fails:
             raise BookieUnavailableError("its metadata name bookies that have gone")
         for entry_id in range(first, last + 1):
-            yield EntryBatch.of([Entry(LedgerId(1), EntryId(entry_id), b"x", EntryId(-1), 1)])
+            yield EntryBatch.of([entry(entry_id)])
 
 
 @pytest.mark.parametrize("fails", [(True, False), (False, True), (True, True), (False, False)])
@@ -407,6 +454,7 @@ def test_read_that_fails_for_all_is_made_by_each_alone(fails: tuple[bool, bool])
                 assert brought == list(range(6))
         if not any(fails):
             assert sum(tail.reads for tail in tails) == 1
+            assert [tail.shared for tail in tails] == [6, 6]
 
     run(test)
 

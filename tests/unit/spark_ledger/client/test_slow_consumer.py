@@ -12,7 +12,8 @@ import pytest
 from spark_ledger.client import lane_reader
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.reader import LedgerReader
-from spark_ledger.limits.client import READ_CHUNKS_AHEAD_MAX
+from spark_ledger.errors import BookieUnavailableError
+from spark_ledger.limits.client import BUSY_PAUSE_S_MAX, READ_CHUNKS_AHEAD_MAX
 from spark_ledger.transport.base import ReadChunk
 from spark_ledger.types import BookieStatus, EntryId
 from tests.unit.spark_ledger.client.world import World
@@ -180,5 +181,20 @@ def test_busy_bookies_are_asked_again_later_and_not_blamed() -> None:
         assert len(watched.asked) <= 3 * 3 + 2
         assert asyncio.get_running_loop().time() - began > 0.2
         assert client._context.slow_bookies == {}
+
+    run(test)
+
+
+def test_busy_bookies_are_waited_for_as_long_as_silent_ones() -> None:
+    """And not only until another replica would be asked beside a slow one."""
+
+    async def test(world: World) -> None:
+        _, reader, watched = await written(world, speculative_read_delay_s=0.05, read_timeout_s=4.0)
+        watched.busy = {str(bookie_id): 1000 for bookie_id in world.bookies}
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(BookieUnavailableError, match="too_many_requests"):
+            _ = [entry async for entry in reader.read(0, 0)]
+        took_s = asyncio.get_running_loop().time() - began
+        assert 4.0 <= took_s <= 4.0 + 1.5 * BUSY_PAUSE_S_MAX
 
     run(test)

@@ -123,6 +123,22 @@ def test_bookie_that_fails_after_it_answered_is_asked_again() -> None:
     run_in_virtual_time(main())
 
 
+def test_silence_holds_for_a_moment_however_many_writers_fail_meanwhile() -> None:
+    """Thousands lose a bookie in the same second, one after the other: it is asked once, not for
+    each of them."""
+
+    async def main() -> None:
+        transport = Probed()
+        suspects = Suspects(transport)
+        (name,) = bookies(1)
+        for _ in range(5):
+            suspects.add(name)
+            assert not await suspects.answers(name)
+        assert transport.asked == [name]
+
+    run_in_virtual_time(main())
+
+
 def test_caller_that_leaves_does_not_end_the_question_for_others() -> None:
     async def main() -> None:
         transport = Probed("b")

@@ -7,8 +7,10 @@ import asyncio
 import pytest
 
 from spark_ledger.client.writer import LedgerWriter
-from spark_ledger.errors import FencedError, NotEnoughBookiesError
+from spark_ledger.errors import FencedError, MetadataUnavailableError, NotEnoughBookiesError
+from spark_ledger.metadata.memory import Outcome
 from spark_ledger.types import BookieId, BookieStatus
+from tests.unit.spark_ledger.client.test_writer import lose
 from tests.unit.spark_ledger.client.world import World
 from tests.unit.spark_ledger.client.world import run_virtually as run
 
@@ -56,6 +58,7 @@ def test_bookie_that_was_busy_gets_what_the_others_have_confirmed_meanwhile(
         await asyncio.sleep(5)
         assert sorted(held) == list(range(8)) and kept(writer) == 0
         assert client.counters.ensemble_changes == 0
+        assert client.context.suspects.now() == set(), "who is busy is well"
         await writer.close()
 
     run(test)
@@ -78,6 +81,30 @@ def test_ensemble_change_is_not_counted_when_nobody_was_found() -> None:
             await writer.append(b"x")
         assert client.counters.ensemble_changes == 0
         await writer.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize("is_abandoned", [False, True])
+def test_ledger_is_left_open_once_its_writer_has_ended_and_could_not_close_it(
+    is_abandoned: bool,
+) -> None:
+    """Whoever sees that has it recovered: not while it is written, and not once it is closed."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer, other = await client.create_ledger(), await client.create_ledger()
+        await writer.append(b"x")
+        assert not writer.is_left_open
+        if is_abandoned:
+            await writer.abandon()
+        else:
+            lose(client, "transaction", [Outcome.UNAVAILABLE])
+            with pytest.raises(MetadataUnavailableError):
+                await writer.close()
+        assert writer.is_left_open
+        await other.close()
+        assert not other.is_left_open
 
     run(test)
 

@@ -87,3 +87,16 @@ async def test_close_fails_every_appender_and_leaves_no_task(f: Fixture) -> None
     await f.stream.close()
     assert [result.status for result in f.results] == [UNAVAILABLE] * 3
     assert f.call.cancelled and all(task.done() for task in f.stream._tasks)
+
+
+@on_loop
+async def test_acknowledgement_that_comes_again_says_nothing_new(f: Fixture) -> None:
+    appender = f.open()
+    for entry_id in (0, 1):
+        appender.send(make_run(entry_id))
+    await settle()
+    for last_entry in (1, 1, 0):
+        f.call.answer(appender.tag, last_entry)
+    await settle()
+    assert {result.status for result in f.results} == {BookieStatus.OK}
+    assert f.stream.bytes_in_flight == 0

@@ -13,7 +13,7 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager
 
 import pytest
 
-from spark_ledger.errors import BookieUnavailableError
+from spark_ledger.errors import BookieUnavailableError, LedgerClosedError
 from spark_ledger.runs import EntryRun
 from spark_ledger.transport.base import AddResult
 from spark_ledger.transport.grpc_aio import GrpcTransport
@@ -93,6 +93,40 @@ def test_call_that_is_cut_by_a_close_is_not_cancelled(call: Call) -> None:
             await asyncio.sleep(0.05)
             await transport.close()
             assert await asyncio.wait_for(task, 10) is BookieStatus.UNAVAILABLE
+
+    asyncio.run(main())
+
+
+def test_read_of_a_bookie_that_is_silent_ends_with_its_patience() -> None:
+    """That is no broken connection: whoever reads the error looks for a bookie that hangs."""
+
+    async def main() -> None:
+        async with mute() as transport:
+            chunks = transport.read(BOOKIE, LEDGER, EntryId(3), EntryId(9), timeout_s=0.05)
+            (chunk,) = [each async for each in chunks]
+            assert (chunk.status, chunk.run, chunk.entry_id) == (BookieStatus.TIMEOUT, None, 3)
+            assert chunk.message == "bookie b1: no answer within 0.05 s"
+
+    asyncio.run(main())
+
+
+async def append(transport: GrpcTransport) -> BookieStatus:
+    transport.open_appender(
+        BOOKIE, LEDGER, access_key=b"", recovery=False, on_result=lambda _result: None
+    )
+    return BookieStatus.OK
+
+
+@pytest.mark.parametrize("call", [*CALLS, append], ids=lambda call: call.__name__)
+def test_closed_transport_refuses_every_call_and_connects_to_nobody(call: Call) -> None:
+    """Nobody would close that connection."""
+
+    async def main() -> None:
+        async with mute() as transport:
+            await transport.close()
+            with pytest.raises(LedgerClosedError, match="open a new client"):
+                await call(transport)
+            assert transport._connections == {}
 
     asyncio.run(main())
 

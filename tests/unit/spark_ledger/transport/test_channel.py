@@ -38,6 +38,21 @@ def test_times_become_milliseconds() -> None:
     assert shortest["grpc.keepalive_time_ms"] == 1, "0 would be without end"
 
 
+def test_connection_is_kept_alive_and_does_nothing_by_itself() -> None:
+    """gRPC sends nothing a second time, and asks no proxy; a silent connection is probed while no
+    call is on it, too, and a bookie that is back is found within a second."""
+    options = dict(channel_options(GrpcOptions()))
+    for name, value in (
+        ("enable_retries", 0),
+        ("enable_http_proxy", 0),
+        ("keepalive_permit_without_calls", 1),
+        ("http2.max_pings_without_data", 0),
+        ("initial_reconnect_backoff_ms", 100),
+        ("max_reconnect_backoff_ms", 1000),
+    ):
+        assert options[f"grpc.{name}"] == value, name
+
+
 def test_sentence_of_a_peer_is_short_and_of_one_line() -> None:
     assert said("") == "" and said("why\nnot\x1b[2J") == "why?not?[2J"
     assert said("x" * 501) == "x" * 500

@@ -90,6 +90,18 @@ async def test_more_than_a_message_holds_take_several_calls_in_order() -> None:
 
 
 @in_virtual_time
+async def test_calls_of_one_turn_do_not_wait_for_each_other() -> None:
+    bookie = Bookie()
+    bookie.holds = True
+    told = [bookie.tell(2 * number) for number in range((CONFIRMATION_CALLS_MAX + 1) * MOST)]
+    await settle()
+    assert [len(ledgers) for ledgers in bookie.asked] == [MOST] * CONFIRMATION_CALLS_MAX
+    bookie.go_on()
+    assert set(await asyncio.gather(*told)) == {OK}
+    assert len(bookie.asked) == CONFIRMATION_CALLS_MAX + 1
+
+
+@in_virtual_time
 async def test_tellings_beside_a_slow_bookie_wait_and_share_the_next_call() -> None:
     bookie = Bookie()
     bookie.holds = True

@@ -189,6 +189,7 @@ async def test_a_bookie_that_moved_is_followed(bookies: Bookies) -> None:
         (BookieStatus.UNAVAILABLE, 1),
     ]
     assert [run.first_entry for run in new.adds] == [2]
+    await until(lambda: not transport._closing)  # nothing is kept of the old connection
     await transport.close()
 
 

@@ -24,11 +24,19 @@ LEDGER = LedgerId(7)
 
 
 @asynccontextmanager
-async def talking_nonsense(nonsense: bytes = b"\xff\xff\xff") -> AsyncIterator[GrpcTransport]:
-    """A transport to a server that answers every call with these bytes, which are no message."""
+async def talking_nonsense(
+    nonsense: bytes = b"\xff\xff\xff", then: bytes | None = b""
+) -> AsyncIterator[GrpcTransport]:
+    """A transport to a server that answers every call with these bytes, which are no message; where
+    there may be several answers with those of ``then`` behind it, and breaks off if that is None.
+    """
 
     async def stream(_request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         await context.write(nonsense)
+        if then is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+        if then:
+            await context.write(then)
 
     async def single(_request: bytes, _context: object) -> bytes:
         return nonsense
@@ -121,6 +129,22 @@ def test_bookie_of_a_former_version_lists_all_entries_at_once() -> None:
             assert listed == (BookieStatus.OK, [(0, 3), (5, 8), (10, 13)], None)
             listed = await transport.list_entries(BOOKIE, LEDGER, EntryId(6), timeout_s=5)
             assert listed == (BookieStatus.OK, [(6, 8), (10, 13)], None)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("end", "status"), [(b"\xff\xff", BookieStatus.IO_ERROR), (None, BookieStatus.UNAVAILABLE)]
+)
+def test_list_that_breaks_off_is_no_shorter_list(end: bytes | None, status: BookieStatus) -> None:
+    """As that of a bookie of a former version, in several answers: what is left out of it would
+    count as entries that the bookie does not hold."""
+    answer = pb.ListEntriesResponse(ranges=[pb.EntryRange(first_entry=0, last_entry=3)])
+
+    async def main() -> None:
+        async with talking_nonsense(answer.SerializeToString(), end) as transport:
+            listed = await transport.list_entries(BOOKIE, LEDGER, timeout_s=5)
+            assert listed == (status, [], None)
 
     asyncio.run(main())
 

@@ -58,7 +58,26 @@ def test_one_is_made_for_all_uses_and_closed_with_it() -> None:
     assert made.count == 1
     assert first == second, "of one transport"
     asyncio.run(transport.close())
+    with pytest.raises(LedgerClosedError):
+        asyncio.run(transport.describe(BookieId("b1"), timeout_s=1.0))
     assert made.count == 1
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "open_appender",
+        "read",
+        "read_last_confirmed",
+        "write_last_confirmed",
+        "list_entries",
+        "list_ledgers",
+        "describe",
+    ],
+)
+def test_each_call_is_that_of_the_transport_which_was_made(name: str) -> None:
+    made = MemoryTransport({})
+    assert getattr(OnFirstUse(lambda: made), name) == getattr(made, name)
 
 
 def test_none_is_made_behind_the_end() -> None:
