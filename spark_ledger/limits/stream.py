@@ -18,6 +18,9 @@ LEDGERS_NAMED_BY_COMMIT_MAX: Final = 1000
 """Ledgers that one transaction names for the first time: some 200 KB of the 1 MiB that ZooKeeper
 takes. Workers that write a few gigabytes each need a thousand processes for so many."""
 
+CREATE_TRIES_MAX: Final = 10
+"""Of a stream whose name another one has and gives up at the same moment."""
+
 STREAMS_PER_COMMIT_MAX: Final = 100
 """Streams to which one transaction commits: five nodes each, some 2 KB, of the 1 MiB that ZooKeeper
 takes, and each is a race against other writers of the stream."""

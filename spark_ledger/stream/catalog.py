@@ -19,6 +19,7 @@ from spark_ledger.errors import (
     OutcomeUnknownError,
     RetryableError,
 )
+from spark_ledger.limits.stream import CREATE_TRIES_MAX
 from spark_ledger.metadata.base import Check, Create, Delete
 from spark_ledger.stream.commit.commit_log import CommitLog
 from spark_ledger.stream.concurrency import run_all
@@ -115,7 +116,7 @@ class StreamCatalog:
             has_retention=retention is not None,
             retention=retention or Retention(),
         )
-        while True:
+        for _try in range(CREATE_TRIES_MAX):
             try:
                 await self._create_nodes(nodes, config)
             except ConflictError as error:
@@ -135,6 +136,10 @@ class StreamCatalog:
                     f"stream {name!r} exists already; open it, or choose another name"
                 ) from error
             return Stream(self._ledgers, nodes, Versioned(config, 0))
+        raise ConflictError(
+            f"stream {name!r} has nodes and no configuration, {CREATE_TRIES_MAX} times in a row: "
+            "choose another name"
+        )
 
     async def _create_nodes(self, nodes: StreamNodes, config: StreamConfig) -> None:
         operations = [

@@ -266,6 +266,20 @@ def test_stream_of_a_name_that_is_given_up_meanwhile_is_made(
     run(scenario())
 
 
+def test_stream_whose_name_has_nodes_and_no_configuration_is_not_made_for_ever() -> None:
+    """Somebody has tidied up by hand."""
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        streams = StreamCatalog(ledgers)
+        await streams.create("s", SCHEMA)
+        await ledgers.store.delete("streams/s/config")
+        with pytest.raises(ConflictError, match="choose another name"):
+            await streams.create("s", SCHEMA, exist_ok=True)
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("missing", [[2], [0], [5], [1, 4]])
 def test_deletion_takes_the_ledgers_of_all_commits_beside_those_that_are_gone(
     missing: list[int],
