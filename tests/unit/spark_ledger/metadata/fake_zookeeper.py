@@ -371,6 +371,18 @@ LONG_S, SHORT_S = 5.0, 0.2
 Scenario = Callable[[FakeServer, ZooKeeperStore], Awaitable[None]]
 
 
+async def eventually(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(LONG_S):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def settle() -> None:
+    """Let everything that is under way on the loop happen."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
 class Run(Protocol):
     """Runs a scenario with a server and a connected store; ``operation_s`` bounds operations."""
 

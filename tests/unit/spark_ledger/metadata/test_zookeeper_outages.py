@@ -12,8 +12,14 @@ import pytest
 
 from spark_ledger.metadata.zookeeper import session
 from spark_ledger.metadata.zookeeper.store import ZooKeeperStore
-from tests.unit.spark_ledger.metadata.fake_zookeeper import FakeKazoo, FakeServer, Run, run
-from tests.unit.spark_ledger.metadata.test_zookeeper_sessions import eventually, settle
+from tests.unit.spark_ledger.metadata.fake_zookeeper import (
+    FakeKazoo,
+    FakeServer,
+    Run,
+    eventually,
+    run,
+    settle,
+)
 
 __all__ = ["run"]
 
