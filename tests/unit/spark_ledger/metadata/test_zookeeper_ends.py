@@ -4,6 +4,7 @@ sync; and what a server says of its size."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from threading import Thread
 from typing import Any, cast
@@ -25,7 +26,7 @@ from spark_ledger.metadata.connect import connected_store, open_store
 from spark_ledger.metadata.zookeeper import restored, session
 from spark_ledger.metadata.zookeeper import store as store_module
 from spark_ledger.metadata.zookeeper.handler import PollingHandler
-from spark_ledger.metadata.zookeeper.kazoo_api import Client
+from spark_ledger.metadata.zookeeper.kazoo_api import Client, Result
 from spark_ledger.metadata.zookeeper.restored import newest_change
 from spark_ledger.metadata.zookeeper.store import ZooKeeperStore
 from spark_ledger.types import Versioned
@@ -33,7 +34,9 @@ from tests.unit.spark_ledger.metadata.fake_zookeeper import (
     SHORT_S,
     FakeKazoo,
     FakeServer,
+    How,
     Run,
+    Trouble,
     run,
 )
 
@@ -269,6 +272,31 @@ def test_what_must_be_of_now_is_asked_behind_a_sync(run: Run) -> None:
             server.requests.clear()
             assert await question("n")
             assert [name for name, _path in server.requests] == ["sync", "get"]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("operation", ["get_latest", "is_own", "create", "put", "delete"])
+def test_all_requests_of_an_operation_share_its_time(
+    run: Run, operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ZooKeeper silent, one that began anew for each request would take twice its limit."""
+
+    async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        await store.create("n", b"", ephemeral=True)
+        session, deadlines = store._session, list[float]()
+        submit = session.submit
+
+        async def noting(send: Callable[[], Result[Any]], deadline: float) -> Any:
+            deadlines.append(deadline)
+            return await submit(send, deadline)
+
+        monkeypatch.setattr(session, "submit", noting)
+        server.troubles = [Trouble({"put": "set"}.get(operation, operation), How.LOST_REPLY)]
+        arguments = {"create": ("m", b""), "put": ("n", b"new", 0)}.get(operation, ("n",))
+        await getattr(store, operation)(*arguments)
+        assert len(deadlines) == (2 if operation in ("get_latest", "is_own") else 3)
+        assert len(set(deadlines)) == 1
 
     run(scenario)
 
