@@ -52,8 +52,8 @@ def test_busy_bookie_is_asked_by_a_recovery_at_least_every_two_seconds() -> None
         assert await writer.append(b"0") == 0
         other = await world.client(read_timeout_s=60.0)
         other.context.random.uniform = evenly  # type: ignore[method-assign, assignment]
-        honest, loop, times = other.context.transport.read, asyncio.get_running_loop(), [0.0]
-        times.clear()
+        honest, loop = other.context.transport.read, asyncio.get_running_loop()
+        times = list[float]()
 
         async def read(bookie_id: BookieId, *args: Any, **options: Any) -> Any:
             if options.get("fence"):
