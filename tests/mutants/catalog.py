@@ -94,7 +94,8 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def load() -> list[Mutant]:
-    """All mutants of all files. Raises StaleError if two have the same name."""
+    """All mutants of all files. Raises StaleError if two have the same name, or are the
+    same bug."""
     mutants: list[Mutant] = []
     for path in sorted(FOLDER.glob("*.toml")):
         values = msgspec.toml.decode(path.read_bytes(), type=_File).mutants
@@ -103,6 +104,12 @@ def load() -> list[Mutant]:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise StaleError(f"names that two mutants have: {', '.join(twice)}")
+    bugs: dict[object, str] = {}
+    for mutant in mutants:
+        edits = [(edit.file, edit.old.strip(), edit.new.strip()) for edit in mutant.all_edits]
+        first = bugs.setdefault((mutant.killers, *edits), mutant.name)
+        if first != mutant.name:
+            raise StaleError(f"one bug under two names: {first} and {mutant.name}")
     return mutants
 
 
