@@ -32,6 +32,14 @@ def test_credentials_are_decoded_and_never_shown() -> None:
     assert str(address) == "zk://us@er:***@a:1/x"
 
 
+@pytest.mark.parametrize("password", ["p:a:ss", ":", "p@ss", "p@:s@s:"])
+def test_password_may_have_colons_and_ats_and_a_user_none(password: str) -> None:
+    """As somebody types it who does not know what has to be encoded."""
+    address = parse_uri(f"zk://user:{password}@a:1,b/x")
+    assert (address.user, address.password, address.hosts) == ("user", password, "a:1,b:2181")
+    assert str(address) == "zk://user:***@a:1,b:2181/x"
+
+
 @pytest.mark.parametrize(
     ("uri", "reason"),
     [
