@@ -17,7 +17,7 @@ export PYSPARK_DRIVER_PYTHON := $(BIN)/python
 export SPARK_LOCAL_IP := 127.0.0.1
 export PATH := $(BIN):$(PATH)
 
-# Tests start some thousand processes: without files of compiled modules each compiles all it imports.
+# Tests start many processes: without files of compiled modules each compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
 help: ## list the targets

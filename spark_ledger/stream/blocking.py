@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Self, TypeVar, Unpack
 from weakref import WeakSet
 
@@ -171,25 +170,7 @@ class StreamConnection(LedgerConnection):
         self._call(self._streams.delete(name))
 
 
-class _Closes:
-    """What is closed at the end of a ``with``."""
-
-    def close(self) -> None:
-        """Each has its own."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-class Stream(_Closes):
+class Stream:
     """A stream. Threads may share it. See ``stream.Stream`` for what the methods promise."""
 
     def __init__(
@@ -441,6 +422,12 @@ class Stream(_Closes):
         """Stop watching, and close the ledger that ``append`` uses. Idempotent."""
         self._call(self._stream.close())
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
 
 def _flatten(chunks: Iterator[list[T]]) -> Iterator[T]:
     """The items of lists. Closing this generator closes ``chunks``."""
@@ -462,7 +449,7 @@ async def _batches_in_thread(data: Rows) -> AsyncGenerator[pa.RecordBatch, None]
         yield batch
 
 
-class SegmentWriter(_Closes):
+class SegmentWriter:
     """Writes segments from one thread, for one micro-batch after the other."""
 
     def __init__(self, portal: BlockingPortal, writer: AsyncSegmentWriter) -> None:
@@ -498,3 +485,9 @@ class SegmentWriter(_Closes):
     def close(self) -> None:
         """Close the ledger. Idempotent."""
         self._portal.call(self._writer.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
