@@ -24,6 +24,7 @@ from bookie_server.core.transitions import KnownLedger
 from bookie_server.first_contact import Answer, NoLedgers
 from bookie_server.garbage import Collector
 from bookie_server.opening import open_bookie
+from bookie_server.server import set_up_process
 from bookie_server.storage.config import StorageConfig
 from bookie_server.storage.cookie import format_directories
 from bookie_server.storage.fs.posix_fs import PosixFileSystem
@@ -181,6 +182,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=40.0)
     parser.add_argument("--directory", type=Path, help="where to store; a temporary one if missing")
     options = parser.parse_args()
+    set_up_process()
     with tempfile.TemporaryDirectory(dir=options.directory) as directory:
         figures = asyncio.run(measure(Path(directory), options.ledgers, options.seconds))
     print(json.dumps(figures, indent=1))

@@ -50,6 +50,7 @@ from bookie_server.storage.stats import StorageStats
 from bookie_server.waiting_adds import PendingAdd, WaitingAdds
 from bookie_server.watchers import Watchers
 from spark_ledger.bookie_api import Done, EntryPage, LedgerEnd, ReadOutcome, Refusal
+from spark_ledger.limits.bookie import ADDS_GO_ON_AT_ONCE
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from spark_ledger.wire.frame import access_key_hash
@@ -345,17 +346,20 @@ class Bookie:
         """A flush has ended, well or not: adds that wait go on, are refused, or wait for the next.
 
         They go on in the order in which they came, and stop at the first for which there is no room
-        (rule P3).
+        (rule P3). No more than some at a time: else the loop would stand still for all of them.
         """
-        while self._waiting:
-            refusal = self._flush_refusal(self._waiting.first.run.ledger_id)
-            if refusal is not None:
-                self._waiting.pop().done(*refusal)
-            elif self._storage.is_full(self._waiting.first.run.ledger_id):
-                self._storage.request_flush()
-                return
-            else:
-                self._add(self._waiting.pop())
+        with self._journal.batch():
+            for _ in range(min(len(self._waiting), ADDS_GO_ON_AT_ONCE)):
+                refusal = self._flush_refusal(self._waiting.first.run.ledger_id)
+                if refusal is not None:
+                    self._waiting.pop().done(*refusal)
+                elif self._storage.is_full(self._waiting.first.run.ledger_id):
+                    self._storage.request_flush()
+                    return
+                else:
+                    self._add(self._waiting.pop())
+        if self._waiting:
+            self._post(self.on_flushed)
 
     def close(self) -> None:
         """Make everything accepted durable, move it to the entry log, release the directories.

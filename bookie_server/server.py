@@ -106,9 +106,7 @@ def run(
     if not __debug__:
         print("a bookie does not run under python -O: its assertions protect data", file=sys.stderr)
         return EXIT_REFUSED
-    share_heaps()
-    keep_freed_memory(BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX)
-    sys.setswitchinterval(THREAD_TURN_S)
+    set_up_process()
     server = BookieServer(config, ready_file=ready_file, format_if_new=format_if_new)
 
     async def serve() -> int:
@@ -117,6 +115,13 @@ def run(
         return exit_code
 
     return asyncio.run(serve())
+
+
+def set_up_process() -> None:
+    """Memory and threads of this process as a bookie wants them; before anything is served."""
+    share_heaps()
+    keep_freed_memory(BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX)
+    sys.setswitchinterval(THREAD_TURN_S)
 
 
 async def _exit_code(server: BookieServer) -> int:

@@ -7,7 +7,7 @@ from typing import Final
 from spark_ledger.limits import KIB, MIB
 from spark_ledger.limits.entries import MESSAGE_BYTES_MAX
 
-THREAD_TURN_S: Final = 0.0005
+THREAD_TURN_S: Final = 0.001
 """For so long a thread of a bookie keeps the interpreter while another one wants it. With Python's
 5 ms the service loop waits that long behind a flush each time that it comes back from gRPC or from
 the kernel."""
@@ -24,6 +24,9 @@ batch of the journal. Whoever waits for each of its entries waits behind little 
 
 BOOKIE_WAITING_BYTES_MAX: Final = 32 * MIB
 """Append bytes that wait for room in the write cache; further adds are told to come back later."""
+
+ADDS_GO_ON_AT_ONCE: Final = 50
+"""Adds that waited for room go on in such numbers, and others have a turn in between."""
 
 APPEND_TURN_S: Final = 0.002
 """All append streams together keep the service loop for so long; then others have a turn."""
