@@ -24,7 +24,7 @@ from bookie_server.core.transitions import KnownLedger
 from bookie_server.first_contact import Answer, NoLedgers
 from bookie_server.garbage import Collector
 from bookie_server.opening import open_bookie
-from bookie_server.server import set_up_process
+from bookie_server.process_settings import set_up_process
 from bookie_server.storage.config import StorageConfig
 from bookie_server.storage.cookie import format_directories
 from bookie_server.storage.fs.posix_fs import PosixFileSystem

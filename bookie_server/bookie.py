@@ -126,8 +126,7 @@ class Bookie:
             return
         self._bytes_in_flight.acquire(size)
         answer = partial(self._answer, size, done)
-        key_hash = access_key_hash(access_key)
-        add = PendingAdd(run, key_hash, recovery, last_add_confirmed, answer)
+        add = PendingAdd(run, access_key_hash(access_key), recovery, last_add_confirmed, answer)
         if recovery and is_copy_key(access_key):
             self._copies.wait(run.ledger_id, partial(self._copy, add))
         else:
@@ -141,13 +140,14 @@ class Bookie:
             refusal = refuse_copy(grant, run.ledger_id, add.key_hash, run.last_entry)
             if refusal is None:
                 own = grant.access_key_hash
-                known = KnownLedger(own, grant.is_closed)
-                self._admit(add._replace(key_hash=own, in_metadata=known))
+                self._admit(add._replace(key_hash=own), KnownLedger(own, grant.is_closed))
                 return
             grant = refusal
         add.done(*grant)
 
-    def _admit(self, add: PendingAdd) -> None:
+    def _admit(self, add: PendingAdd, known: KnownLedger | None = None) -> None:
+        """Let an add in, or have it wait; again once its ledger is known: room may be taken."""
+        add = add if known is None else add._replace(in_metadata=known)
         ledger_id, waiting_bytes = add.run.ledger_id, self._waiting.size_bytes
         is_full = self._storage.is_full(ledger_id)
         admission = admit(
@@ -345,8 +345,7 @@ class Bookie:
     def on_flushed(self) -> None:
         """A flush has ended, well or not: adds that wait go on, are refused, or wait for the next.
 
-        They go on in the order in which they came, and stop at the first for which there is no room
-        (rule P3). No more than some at a time: else the loop would stand still for all of them.
+        In the order in which they came, some at a time, up to the first without room (rule P3).
         """
         with self._journal.batch():
             for _ in range(min(len(self._waiting), ADDS_GO_ON_AT_ONCE)):
@@ -398,7 +397,7 @@ class Bookie:
             add.done(*found)
             return
         if in_metadata is None and (found is None or self._first_contacts.is_waiting(ledger_id)):
-            again = partial(resume, partial(self._admit_known, add), add.done)
+            again = partial(resume, partial(self._admit, add), add.done)
             self._first_contacts.wait(ledger_id, again)
             return
         accepted = on_add(
@@ -457,10 +456,6 @@ class Bookie:
             done(*decision)
             return None
         return decision
-
-    def _admit_known(self, add: PendingAdd, known: KnownLedger) -> None:
-        """Through admission again: the room that there was may be taken by now."""
-        self._admit(add._replace(in_metadata=known))
 
     def _refuses_for_room(self, done: Done) -> bool:
         """Refuse what the journal has no room for, before memory is changed by it (rule S14)."""

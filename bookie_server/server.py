@@ -35,6 +35,7 @@ from bookie_server.keeper_process import keeper_beside
 from bookie_server.leaving import LeavingWatch
 from bookie_server.ledger_keys import MetadataKeys
 from bookie_server.opening import open_bookie
+from bookie_server.process_settings import set_up_process
 from bookie_server.refetch import Refetch
 from bookie_server.registration import Registration, format_new, is_formatted, local_cookie
 from bookie_server.relocation import relocate
@@ -55,12 +56,10 @@ from spark_ledger.errors import (
     MetadataUnavailableError,
 )
 from spark_ledger.limits.bookie import (
-    BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX,
     BOOKIE_CLOSE_TIMEOUT_S,
     BOOKIE_CONNECT_ATTEMPTS_S,
     BOOKIE_READS_END_S,
     BOOKIE_WITHDRAW_TIMEOUT_S,
-    THREAD_TURN_S,
 )
 from spark_ledger.limits.metadata import METADATA_TIMEOUT_S
 from spark_ledger.metadata.base import MetadataStore
@@ -68,7 +67,6 @@ from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.connect import open_store
 from spark_ledger.tasks import cancel
 from spark_ledger.types import BookieId, BookieInfo
-from spark_ledger.wire.allocator import keep_freed_memory, share_heaps
 
 _ANY_ADDRESS: Final = ("0.0.0.0", "::", "")  # noqa: S104 - compared with, not bound
 
@@ -115,13 +113,6 @@ def run(
         return exit_code
 
     return asyncio.run(serve())
-
-
-def set_up_process() -> None:
-    """Memory and threads of this process as a bookie wants them; before anything is served."""
-    share_heaps()
-    keep_freed_memory(BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX)
-    sys.setswitchinterval(THREAD_TURN_S)
 
 
 async def _exit_code(server: BookieServer) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bookie_server.core.ledger_record import KEY_HASH_BYTES, LedgerRecord
+from bookie_server.storage.freeing import free_slowly
 from bookie_server.storage.index.base import BlockLocation, IndexRow, RowsInRange
 from bookie_server.storage.index.lmdb_commit import commit_now
 from bookie_server.storage.index.lmdb_errors import translated
@@ -254,6 +255,7 @@ class LmdbUpdate:
         self._tables.with_rows.update(self._proofs)
         emptied = {ledger_id for ledger_id, proof in self._proofs.items() if not proof.values}
         self._tables.with_rows.difference_update(emptied)
+        free_slowly(self._proofs)
 
     def abort(self) -> None:
         self._transaction.abort()

@@ -19,6 +19,7 @@ from typing import Final
 
 from bookie_server.core.ledger_record import LedgerRecord
 from bookie_server.storage.blocks import encode_run
+from bookie_server.storage.freeing import free_slowly
 from bookie_server.storage.fs.vfs import FileSystem
 from bookie_server.storage.index.base import (
     BlockLocation,
@@ -42,13 +43,7 @@ from bookie_server.storage.ledgers.joining import joined
 from bookie_server.storage.ledgers.lacking import Lacking
 from bookie_server.storage.ledgers.listing import ascending, page_of, stored_ranges
 from bookie_server.storage.ledgers.slicing import holds, slice_run, take_range
-from bookie_server.storage.ledgers.write_cache import (
-    CachedRun,
-    Generation,
-    LedgerRuns,
-    WriteCache,
-    free_slowly,
-)
+from bookie_server.storage.ledgers.write_cache import CachedRun, Generation, LedgerRuns, WriteCache
 from spark_ledger.bookie_api import EntryPage
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits.bookie import BOOKIE_OPEN_LOGS_MAX
@@ -427,7 +422,7 @@ class DirectoryStore:
         dropped: dict[LedgerId, LedgerRecord] = {}
         with self._lock:
             self._frozen_mark = self._frozen_run_log_mark = None
-            self._frozen_ledger_records = {}
+            stored, self._frozen_ledger_records = self._frozen_ledger_records, {}
             self._new_ledgers -= self._frozen_new_ledgers
             self._frozen_new_ledgers = 0
             if len(self._ledger_records) > _LEDGER_RECORDS_MAX:
@@ -435,8 +430,8 @@ class DirectoryStore:
                 # freeze stays, as the index has it in an older form.
                 dropped, self._ledger_records = self._ledger_records, dict(self._dirty_ledgers)
         self.cache.drop_frozen()
-        free_slowly(dropped)
-        free_slowly(frozen.ledgers)
+        for values in (dropped, stored, frozen.ledgers):
+            free_slowly(values)
         self.logs.finish_full()
 
     def _store_ledger(self, update: IndexUpdate, ledger_id: LedgerId, runs: LedgerRuns) -> None:

@@ -11,7 +11,7 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from itertools import chain, pairwise
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from bookie_server.storage.blocks import Block
 from bookie_server.storage.journal.waiting import RunPlace
@@ -156,16 +156,6 @@ def _memory_bytes(cached: CachedRun) -> int:
     run = cached.run
     numbers = len(run.sizes) if run.entry_ids is None else 2 * len(run.sizes)
     return cached.block.length + _RUN_BYTES + _ENTRY_BYTES * numbers
-
-
-def free_slowly(values: dict[Any, Any]) -> None:
-    """Empty a dict that nobody needs, value by value.
-
-    To free it as a whole would keep the interpreter's lock for as long as its values take, and
-    with it all other threads: a tenth of a second and more for the runs of 100,000 ledgers.
-    """
-    while values:
-        values.popitem()
 
 
 class WriteCache:

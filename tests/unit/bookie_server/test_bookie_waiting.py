@@ -210,3 +210,44 @@ def test_adds_that_waited_are_made_in_the_order_in_which_they_came(
     machine.flush()
     assert made == list(range(first, first + 4))
     assert machine.bookie._waiting.size_bytes == 0
+
+
+def test_adds_that_wait_go_on_some_at_a_time_and_others_have_a_turn_in_between(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All at once the service loop would stand still for as long as they take."""
+    monkeypatch.setattr("bookie_server.bookie.ADDS_GO_ON_AT_ONCE", 2)
+    machine = Machine(formatted())
+    first = fill(machine)
+    waiting = [machine.start_add(LEDGER, [first + i]) for i in range(5)]
+    machine.bookie.flush()
+    left = []
+    while machine.posted:
+        machine.posted.popleft()()
+        left.append(machine.bookie.stats().adds_waiting)
+        if len(left) == 1:
+            waiting.append(machine.start_add(LEDGER, [first + 5]))  # behind those that wait
+    assert left == [3, 2, 0], "two of each turn, and the one that came in between"
+    assert not any(waiting), "nothing is durable yet"
+    machine.settle()
+    assert waiting == [[(OK, "")]] * 6
+    assert sorted(machine.held(LEDGER)) == list(range(first + 6))
+
+
+def test_adds_that_waited_are_committed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One by one, each would wake the journal, and wait for a sync of its own."""
+    machine = Machine(formatted())
+    first = fill(machine)
+    for i in range(3):
+        machine.start_add(LEDGER, [first + i])
+    journal = machine.bookie._journal
+    in_batch: list[bool] = []
+    append = journal.append
+
+    def watched(*record: object) -> None:
+        in_batch.append(journal._in_batch)
+        append(*record)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(journal, "append", watched)
+    machine.flush()
+    assert in_batch == [True] * 3

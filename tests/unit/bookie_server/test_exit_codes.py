@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -105,9 +104,7 @@ def test_error_of_a_run_is_a_line_and_the_code_of_the_readme(
         raise error
 
     monkeypatch.setattr(BookieServer, "run", fails)
-    monkeypatch.setattr(server, "share_heaps", lambda: None)
-    monkeypatch.setattr(server, "keep_freed_memory", lambda _bytes: None)
-    monkeypatch.setattr(sys, "setswitchinterval", lambda _seconds: None)
+    monkeypatch.setattr(server, "set_up_process", lambda: None)
     ended: list[int] = []
     (tmp_path / "bookie.toml").write_text(CONFIG)
     assert main(["--config", str(tmp_path / "bookie.toml")], ended.append) == code
