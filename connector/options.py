@@ -112,6 +112,12 @@ class ReadOptions:
             return self.several.subject
         return f"ledger {self.ledger_id}"
 
+    @property
+    def start_moves(self) -> bool:
+        """Whether the start is another one a moment later: only a checkpoint can hold it."""
+        starts = () if self.several is None else self.several.starts.values()
+        return "latest" in (self.start, *starts) or self.start_transaction is not None
+
     def of_stream(self, name: str) -> ReadOptions:
         """The options for one of several streams."""
         several = self.several

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import logging
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from connector.option_parsers import PositionJson, TransactionJson
 from connector.options import ReadOptions
+from connector.read.commit_cache import CommitCache
 from connector.read.lag import NO_LAG, Lag, stream_lag, with_lag
 from connector.read.offsets import (
     CheckpointOffset,
@@ -30,15 +30,13 @@ from connector.read.partitions import StreamPartition, StreamSpan
 from connector.read.planner import Backlog, has_rows, trigger_end
 from connector.retry import RetryBudget
 from connector.schema import spark_type_name
-from spark_ledger.client.caches import watch_cache
 from spark_ledger.errors import ConfigurationError, DataLossError
 from spark_ledger.limits.connector import (
-    COMMITS_CACHED_BYTES_MAX,
     METADATA_LAG_S,
     POLL_WAIT_S,
     SEGMENTS_PER_FETCH,
 )
-from spark_ledger.stream.model import Commit, Head, Segment
+from spark_ledger.stream.model import Head, Segment
 from spark_ledger.stream.plan.partitions import PlanLimits, Span
 from spark_ledger.stream.plan.read_plan import plan_read
 from spark_ledger.stream.row_filter import RowFilter
@@ -392,6 +390,8 @@ class StreamSource:
             self._handle_recreated("the micro-batch")
             return []
         first = self._start_position(start)
+        if first > last and not self._options.start_moves:  # in the first one (rule T31)
+            self._readable(self._stream.head(), last, "the end of the micro-batch")
         if first >= last:
             return []
         head = self._head_reaching(last)
@@ -416,70 +416,6 @@ class StreamSource:
         position, stream_id = stream_position(end)
         if stream_id == self._stream_id:
             self._commits.forget_before(position.segment)
-
-
-class CommitCache:
-    """Consecutive commits of a stream, fetched once."""
-
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-        self._commits: list[Commit] = []
-        self._bytes = 0
-        watch_cache("plan", self, lambda each: each.memory_bytes, COMMITS_CACHED_BYTES_MAX)
-
-    def between(self, first_segment: int, end_segment: int) -> list[Commit]:
-        """The commits that hold segments ``first_segment`` .. ``end_segment - 1``, in order."""
-        if first_segment >= end_segment:
-            return []
-        known = self._commits
-        if known and not known[0].first_segment <= first_segment <= known[-1].end_segment:
-            self._drop(len(known))
-        if not known:
-            self._read(first_segment, end_segment)
-        elif known[-1].end_segment < end_segment:
-            self._read(known[-1].end_segment, end_segment)
-        if self._bytes > COMMITS_CACHED_BYTES_MAX:
-            known = list(known)  # the result is held by the caller alone
-            self._drop_oldest()
-        low = bisect_left(known, first_segment + 1, key=lambda commit: commit.end_segment)
-        high = bisect_left(known, end_segment, key=lambda commit: commit.first_segment)
-        return known[low:high]
-
-    @property
-    def memory_bytes(self) -> int:
-        """What the commits take, about."""
-        return self._bytes
-
-    def _read(self, first_segment: int, end_segment: int) -> None:
-        more = self._stream.commits_between(first_segment, end_segment)
-        self._commits += more
-        self._bytes += sum(commit.memory_bytes for commit in more)
-
-    def _drop_oldest(self) -> None:
-        """Until the rest is within the bound; the newest stays."""
-        over, count = self._bytes - COMMITS_CACHED_BYTES_MAX, 0
-        while over > 0 and count < len(self._commits) - 1:
-            over -= self._commits[count].memory_bytes
-            count += 1
-        self._drop(count)
-
-    def _drop(self, count: int) -> None:
-        self._bytes -= sum(commit.memory_bytes for commit in self._commits[:count])
-        del self._commits[:count]
-
-    def segments(self, first_segment: int, end_segment: int) -> list[Segment]:
-        """Segments ``first_segment`` .. ``end_segment - 1``."""
-        return [
-            segment
-            for commit in self.between(first_segment, end_segment)
-            for segment in commit.segments
-            if first_segment <= segment.number < end_segment
-        ]
-
-    def forget_before(self, segment: int) -> None:
-        """Drop commits that end at or before a segment."""
-        keep = bisect_left(self._commits, segment + 1, key=lambda commit: commit.end_segment)
-        self._drop(keep)
 
 
 def _is_future(timestamp_ms: int, head: Head) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -125,6 +126,32 @@ def test_a_restart_goes_on_where_it_stopped(lab: Lab) -> None:
         assert query.awaitTermination(60)
         assert copy.stored() == list(range(first))
         lab.numbers(first, first + 10)
+
+
+def test_query_from_latest_that_fails_in_its_first_micro_batch_reads_what_comes_then(
+    lab: Lab, tmp_path: Path
+) -> None:
+    """Spark asks for the start anew, which is another one by then (rule T31)."""
+    found: list[int] = []
+    fails = [True]
+
+    def take(rows: Any, number: int) -> None:
+        assert not fails, "the first time"
+        found.extend(row.id for row in rows.collect())
+
+    lab.numbers(0, 10)
+    query = (
+        lab.follow(startingPosition="latest")
+        .writeStream.foreachBatch(take)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+    )
+    with pytest.raises(Exception, match="the first time"):
+        query.start().awaitTermination(60)
+    lab.numbers(10, 20)
+    fails.clear()
+    assert query.start().awaitTermination(60)
+    assert sorted(found) == list(range(10, 20))
 
 
 def test_truncated_rows_fail_or_are_skipped(lab: Lab) -> None:

@@ -157,7 +157,8 @@ def values(batches: Iterator[Any]) -> list[int]:
 
 
 def to_read(streaming: bool = True, /, **options: str) -> ReadOptions:
-    return read_options({"metadata": "zk://h/l", "stream": "s", **options}, streaming=streaming)
+    one = {} if "streams" in options else {"stream": "s"}
+    return read_options({"metadata": "zk://h/l", **one, **options}, streaming=streaming)
 
 
 def to_write(streaming: bool = False, /, **options: str) -> WriteOptions:

@@ -58,12 +58,17 @@ class Query:
         end = self.reader.latestOffset(self.at, self.limit)
         if end == self.at:
             return None
-        planner = LedgerStreamReader(self._options, self._schema)
-        rows: list[int] = []
-        for partition in planner.partitions(self.at, end):
-            rows += values(copied(self.reader).read(copied(partition)))
+        rows = self.rows_between(self.at, end)
         self.at = end
         self.reader.commit(end)
+        return rows
+
+    def rows_between(self, start: AnyOffset, end: AnyOffset) -> list[int]:
+        """The rows of the micro-batch between two offsets."""
+        planner = LedgerStreamReader(self._options, self._schema)
+        rows: list[int] = []
+        for partition in planner.partitions(start, end):
+            rows += values(copied(self.reader).read(copied(partition)))
         return rows
 
     def run(self) -> list[list[int]]:
@@ -177,7 +182,60 @@ def test_query_from_latest_misses_no_row_before_its_first_micro_batch(cluster: C
     query = Query(options={"startingPosition": "latest"})
     stream.append(table(2))
     assert query.reader.initialOffset() == query.at
+    assert query.trigger() is None, "the first one is empty, so that its start is in the checkpoint"
     assert query.trigger() == [2]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"startingPosition": "latest"},
+        {"startingTransaction": '{"sink": "mine", "transaction": 7}'},
+        {"streams": "s", "startingPosition": "latest"},
+        {"streams": "s", "startingPosition": '{"s": "latest"}'},
+    ],
+)
+@pytest.mark.parametrize("limits", [{}, {"maxRowsPerTrigger": "1"}])
+def test_query_that_starts_again_in_its_first_micro_batch_reads_each_row(
+    cluster: Cluster, options: dict[str, str], limits: dict[str, str]
+) -> None:
+    """Spark has only the end of that micro-batch, and asks the new driver where it starts."""
+    stream = cluster.create()
+    stream.append(table(1), sink_id="mine", transaction_id=3)
+    first = Query(options={**options, **limits})
+    stream.append(table(2))
+    end = first.reader.latestOffset(first.at, first.limit)
+    stream.append(table(3))
+    again = Query(options={**options, **limits})
+    rows = again.rows_between(again.at, end)
+    again.at = end
+    assert rows + [row for batch in again.run() for row in batch] == [2, 3]
+
+
+def test_query_from_latest_that_goes_on_has_rows_in_its_first_trigger(cluster: Cluster) -> None:
+    stream = cluster.create(1)
+    options = {"startingPosition": "latest"}
+    query = Query(options=options)
+    assert query.trigger() is None
+    stream.append(table(2))
+    assert Query(options=options, at=query.at).trigger() == [2]
+
+
+def test_first_micro_batch_whose_rows_were_truncated_is_not_repeated_without_a_word(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = cluster.create(1)
+    stream.append(table(2))
+    first = Query(options={"maxRowsPerTrigger": "1"})
+    end = first.reader.latestOffset(first.at, first.limit)
+    stream.append(table(3))
+    stream.retention.truncate("latest")
+    again = Query()
+    with pytest.raises(DataLossError, match="the end of the micro-batch"):
+        again.reader.partitions(again.at, end)
+    lenient = Query(options=LENIENT)
+    assert lenient.rows_between(lenient.at, end) == []
+    assert "the end of the micro-batch" in caplog.text
 
 
 def test_query_with_minimum_rows_waits_in_each_trigger(

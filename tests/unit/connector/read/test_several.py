@@ -73,8 +73,8 @@ class Query:
         return read(planner, planner.partitions(start, end))
 
     def rest(self) -> Rows:
-        """All rows until nothing is new."""
-        found: Rows = defaultdict(list)
+        """All rows until nothing is new. The first micro-batch may be empty (rule T31)."""
+        found: Rows = defaultdict(list, self.trigger() or {})
         while (rows := self.trigger()) is not None:
             for name, values in rows.items():
                 found[name] += values

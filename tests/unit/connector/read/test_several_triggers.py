@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from connector.read import stream_source
+from connector.read import commit_cache
 from spark_ledger.errors import DataLossError
 from spark_ledger.limits.connector import LOOKS_BESIDE_TRUNCATIONS
 from spark_ledger.types import Dlsn
@@ -57,7 +57,7 @@ def test_rows_truncated_while_a_trigger_is_shared_fail_or_are_skipped(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, truncations: int
 ) -> None:
     """Each look at the commits is overtaken by one more truncation."""
-    segments = stream_source.CommitCache.segments
+    segments = commit_cache.CommitCache.segments
     pending: list[tuple[Any, int]] = []
 
     def beside(self: Any, first: int, end: int) -> Any:
@@ -66,7 +66,7 @@ def test_rows_truncated_while_a_trigger_is_shared_fail_or_are_skipped(
             stream.retention.truncate(Dlsn(at))
         return segments(self, first, end)
 
-    monkeypatch.setattr(stream_source.CommitCache, "segments", beside)
+    monkeypatch.setattr(commit_cache.CommitCache, "segments", beside)
     for given in ({}, {"failOnDataLoss": "false"}):
         a = cluster.create(*range(9), name="a")
         cluster.create(10, name="b")

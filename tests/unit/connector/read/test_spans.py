@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import pytest
 from pyspark.sql.datasource import InputPartition
 
-from connector.read import stream_source
+from connector.read import commit_cache
+from connector.read.commit_cache import CommitCache
 from connector.read.partitions import StreamPartition, StreamSpan
 from connector.read.readers import LedgerBatchReader
-from connector.read.stream_source import CommitCache
 from connector.read.task import read_partition
 from spark_ledger.errors import BookieUnavailableError, ConfigurationError, DataLossError
 from spark_ledger.limits import MIB
@@ -267,7 +267,7 @@ def test_memory_for_commits_that_the_driver_keeps_is_bounded(
     for _ in range(30):
         made.grow((1,))
     one = made.commits_between(0, 1)[0].memory_bytes
-    monkeypatch.setattr(stream_source, "COMMITS_CACHED_BYTES_MAX", 5 * one)
+    monkeypatch.setattr(commit_cache, "COMMITS_CACHED_BYTES_MAX", 5 * one)
     cache = CommitCache(made)  # type: ignore[arg-type]
     assert [c.number for c in cache.between(0, 20)] == list(range(20))
     assert len(cache._commits) == 5
@@ -277,7 +277,7 @@ def test_memory_for_commits_that_the_driver_keeps_is_bounded(
     assert [c.number for c in cache.between(2, 4)] == [2, 3], "read again"
     cache.forget_before(3)
     assert cache.memory_bytes == one == len(cache._commits) * one
-    monkeypatch.setattr(stream_source, "COMMITS_CACHED_BYTES_MAX", one // 2)
+    monkeypatch.setattr(commit_cache, "COMMITS_CACHED_BYTES_MAX", one // 2)
     fetches = len(made.fetches)
     for _ in range(3):
         assert [c.number for c in cache.between(3, 4)] == [3]

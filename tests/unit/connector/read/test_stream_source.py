@@ -11,9 +11,10 @@ import pytest
 
 from connector.options import read_options
 from connector.read import stream_source
+from connector.read.commit_cache import CommitCache
 from connector.read.offsets import CheckpointOffset, OffsetJson
 from connector.read.partitions import StreamPartition
-from connector.read.stream_source import CommitCache, StreamSource
+from connector.read.stream_source import StreamSource
 from spark_ledger.errors import ConfigurationError, DataLossError
 from spark_ledger.types import Dlsn
 from tests.unit.connector.fakes import FakeStream
