@@ -26,6 +26,7 @@ from spark_ledger.limits.bookie import (
     BOOKIE_CONNECTION_SHARE,
     BOOKIE_DESCRIBES_MAX,
     BOOKIE_FENCES_MAX,
+    BOOKIE_HEALTH_WATCHES_MAX,
     BOOKIE_LEFTOVERS_MAX,
     BOOKIE_LISTS_MAX,
     BOOKIE_LONG_POLLS_MAX,
@@ -59,6 +60,7 @@ class Kind(Enum):
     CONFIRM = "questions about the last add confirmed"
     LIST = "lists of entries"
     DESCRIBE = "descriptions"
+    HEALTH = "watches of the health"
 
 
 BOUNDS: Final = {
@@ -69,6 +71,7 @@ BOUNDS: Final = {
     Kind.CONFIRM: BOOKIE_CONFIRMS_MAX,
     Kind.LIST: BOOKIE_LISTS_MAX,
     Kind.DESCRIBE: BOOKIE_DESCRIBES_MAX,
+    Kind.HEALTH: BOOKIE_HEALTH_WATCHES_MAX,
 }
 """Calls at once."""
 

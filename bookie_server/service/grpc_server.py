@@ -1,4 +1,4 @@
-"""The gRPC server around the service: options, health, interceptors, listening address."""
+"""The gRPC server around the service: options, interceptors, listening address."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import socket
 from typing import Final
 
 import grpc.aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health
 
 from bookie_server.service.grpc_service import BookieService
 from bookie_server.service.guard.log_bound import LogBound
@@ -24,7 +22,6 @@ from spark_ledger.limits.bookie import (
     BOOKIE_HEADERS_BYTES_MAX,
     BOOKIE_LOOKAHEAD_BYTES,
 )
-from spark_ledger.wire.codec import SERVICE_NAME
 from spark_ledger.wire.options import transfer_options
 
 _LINES: Final = LogBound()
@@ -83,9 +80,7 @@ class GrpcServer:
             interceptors=[MetricsInterceptor(metrics, service.hang_up)],
             maximum_concurrent_rpcs=BOOKIE_CALLS_MAX,
         )
-        self._server.add_generic_rpc_handlers((service.handlers(),))
-        self._health = health.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._server.add_generic_rpc_handlers((service.handlers(), service.health.handlers()))
 
     def bind(self, host: str, port: int) -> int:
         """Take the address; the port, which the system picks when ``port`` is 0.
@@ -112,7 +107,6 @@ class GrpcServer:
         logging.getLogger(grpc.aio.UsageError.__module__).addFilter(_LINES)
         await self._server.start()
         self._service.clients.start(self._port, self._connections_max)
-        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
 
     async def start(self, host: str, port: int) -> int:
         """Bind and serve; the port. Raises ConfigurationError if the address is taken."""
@@ -122,10 +116,6 @@ class GrpcServer:
 
     async def stop(self, grace_s: float) -> None:
         """Take no new calls; let those in flight finish for ``grace_s``, then cut them off."""
-        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._service.health.stop()
         self._service.clients.stop()
         await self._server.stop(grace_s)
-
-    async def _set_health(self, status: int) -> None:
-        for name in ("", SERVICE_NAME):
-            await self._health.set(name, status)

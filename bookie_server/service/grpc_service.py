@@ -29,6 +29,7 @@ from bookie_server.service.guard.connections import Connections
 from bookie_server.service.guard.hanging_up import HangUp, Why
 from bookie_server.service.guard.nonsense import Nonsense
 from bookie_server.service.guard.sockets import Sockets
+from bookie_server.service.health import Health
 from bookie_server.service.lists import list_error, next_part, refused_list
 from bookie_server.service.metrics import ServiceMetrics
 from bookie_server.service.read_path import RangeRead, read_request_error
@@ -98,6 +99,7 @@ class BookieService:
         """What the clients have begun and sent."""
         self._nonsense = Nonsense()
         self._requests = Requests(self._limits, self._connections, self._nonsense)
+        self.health = Health(self._requests, self._limits, self.hang_up)
         self._answers = AnswerRoom(
             BOOKIE_ANSWER_BYTES_MAX,
             self.hang_up,

@@ -83,6 +83,10 @@ BOOKIE_LISTS_MAX: Final = 64
 BOOKIE_DESCRIBES_MAX: Final = 64
 """People, probes and tools that ask how a bookie does."""
 
+BOOKIE_HEALTH_WATCHES_MAX: Final = 256
+"""Balancers, and clients that have gRPC watch the health of what they call: one for each of their
+connections. Each stays for as long as it likes."""
+
 BOOKIE_RECEIVING_MAX: Final = 1_024
 """Calls whose request has not arrived as a whole: with honest clients it comes with the call."""
 

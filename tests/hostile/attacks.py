@@ -22,6 +22,9 @@ from tests.hostile.victim import BIG_LEDGER, FLOODED_LEDGERS, MANY_LEDGER, plain
 
 MIB: Final = 1024 * 1024
 
+HEALTH: Final = "/grpc.health.v1.Health"
+"""The standard service, which has no deadline and no bookie's id in its calls."""
+
 
 @dataclass
 class Target:
@@ -177,6 +180,12 @@ async def halves_of_requests(target: Target) -> None:
     await _halves(target, "Describe", 40)
 
 
+@attack
+async def halves_of_health_checks(target: Target) -> None:
+    """Of a service that is not the bookie's own, and that every prober may ask."""
+    await _halves(target, f"{HEALTH}/Check", 40)
+
+
 async def _appends(target: Target, body: bytes, *, compressed: bool = False) -> None:
     """The same message again and again, on a stream that is opened again when it is ended."""
 
@@ -275,6 +284,22 @@ async def descriptions_that_nobody_reads(target: Target) -> None:
             await connection.ask("Describe", target.bookie_id, b"")
             await asyncio.sleep(0)
         await asyncio.sleep(1.0)
+
+    await again_and_again(turn, side_by_side=8)
+
+
+@attack
+async def watches_that_nobody_reads(target: Target) -> None:
+    """Calls that have no end, as many as there are, by clients that let no byte of an answer
+    through."""
+
+    async def turn() -> None:
+        connection = await target.connect(window=0)
+        while not connection.closed and connection.calls < 5_000:
+            await connection.ask(f"{HEALTH}/Watch", target.bookie_id, b"")
+            await asyncio.sleep(0)
+        while not connection.closed:
+            await asyncio.sleep(0.1)
 
     await again_and_again(turn, side_by_side=8)
 

@@ -61,13 +61,15 @@ class RawConnection:
         timeout_s: int = 600,
         extra: Sequence[tuple[str, str]] = (),
     ) -> int:
-        """Begin a call of the bookie's service; the number of its stream."""
+        """Begin a call of the bookie's service, or of another one by its path; the number of its
+        stream."""
+        path = method if method.startswith("/") else f"/spark_ledger.v1.Bookie/{method}"
         stream, self._next_stream = self._next_stream, self._next_stream + 2
         self.calls += 1
         headers = (
             (":method", "POST"),
             (":scheme", "http"),
-            (":path", f"/spark_ledger.v1.Bookie/{method}"),
+            (":path", path),
             (":authority", "bookie"),
             ("te", "trailers"),
             ("content-type", "application/grpc"),

@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Final
 
+import grpc
+import grpc.aio
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bookie_server.service import calls
 from bookie_server.service.calls import Kind
@@ -21,7 +24,7 @@ from tests.unit.bookie_server.service.test_grpc_service import (
 
 _POLL: Final = pb.ReadLastConfirmedRequest(ledger_id=1, wait_ms=1)
 _FENCE: Final = pb.ReadLastConfirmedRequest(ledger_id=1, fence=True, wait_ms=1)
-CALLS: Final = {
+CALLS: Final[dict[str, tuple[str, Any, Kind | None]]] = {
     "read": ("Read", pb.ReadRequest(ledger_id=1), Kind.READ),
     "read that fences": ("Read", pb.ReadRequest(ledger_id=1, fence=True), Kind.FENCE),
     "poll": ("ReadLastConfirmed", _POLL, Kind.POLL),
@@ -34,10 +37,27 @@ CALLS: Final = {
     ),
     "list": ("ListEntries", pb.ListEntriesRequest(ledger_id=1), Kind.LIST),
     "description": ("Describe", pb.DescribeRequest(), Kind.DESCRIBE),
+    "watch of the health": ("Watch", health_pb2.HealthCheckRequest(), Kind.HEALTH),
+    "health check": ("Check", health_pb2.HealthCheckRequest(), None),
 }
 
 
+async def status_of_health(f: Fixture, method: str, request: Any) -> int:
+    """This service has the codes of gRPC for its refusals."""
+    call = getattr(health_pb2_grpc.HealthStub(f.channel), method)(request, timeout=5)
+    try:
+        answer = await (call.read() if method == "Watch" else call)
+    except grpc.aio.AioRpcError as error:
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        return int(pb.TOO_MANY_REQUESTS)
+    call.cancel()
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    return int(pb.OK)
+
+
 async def status_of(f: Fixture, method: str, request: Any) -> int:
+    if isinstance(request, health_pb2.HealthCheckRequest):
+        return await status_of_health(f, method, request)
     call = getattr(f.stub, method)(request, timeout=5, metadata=HERE)
     if method in ("Read", "ListEntries"):
         return int([answer.status async for answer in call][-1])
