@@ -65,7 +65,7 @@ class _Stranger:
         if not self.is_going_on:  # how long it was not heard does not make it slow
             self.measured_at, self.measured_from = now, byte_count
         self.byte_count, self.changed_at = byte_count, now
-        self.is_going_on = True
+        self.is_going_on = not self.is_muted  # what came before the filter did is no more
         self.silence_s_max = BOOKIE_STALLED_MESSAGE_S
 
     def measure(self, now: float) -> None:

@@ -347,3 +347,14 @@ def test_those_who_were_heard_again_wait_behind_all_others_the_next_time() -> No
         assert strangers.muted == small.keys()
         heard.append(strangers.look(small, set(), set(flood), now + 0.05).unmute)
     assert heard == [[f"new {n}" for n in (0, 1, 2, 3)], [f"new {n}" for n in (4, 5, 0, 1)]]
+
+
+def test_what_arrived_before_the_kernel_dropped_it_takes_no_place() -> None:
+    """Between the look at what has arrived and the filter a fast sender has sent more."""
+    strangers = Strangers()
+    flood, waiting = halves(BOOKIE_STRANGERS_AT_ONCE, 15), {f"new {n}": 2 * MIB for n in range(5)}
+    muted = strangers.look(flood | waiting, set(), set(), LATER_S).mute
+    assert muted == list(waiting)
+    waiting = dict.fromkeys(waiting, 3 * MIB)
+    heard = strangers.look(waiting, set(), set(flood), LATER_S + 0.025).unmute
+    assert heard == muted[:BOOKIE_STRANGERS_AT_ONCE]
