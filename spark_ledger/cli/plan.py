@@ -20,7 +20,6 @@ from spark_ledger.types import Dlsn
 
 if TYPE_CHECKING:
     from spark_ledger.stream.blocking import Stream
-    from spark_ledger.stream.model import Head
     from spark_ledger.stream.plan.balance import FirstRead
     from spark_ledger.stream.plan.partitions import Plan, Span
 
@@ -96,11 +95,11 @@ def plan(
         asked = condition(event_time_from=time_from, event_time_until=time_until, key=_key(key))
         wanted = None if asked.is_all else RowFilter(asked, stream.config)
         planned = plan_read(stream, first, last, limits, None, wanted)
-        rows = [_row(stream, head, each) for each in planned]
+        rows = [_row(stream, each) for each in planned]
         skipped = None
         if wanted is not None and not any(isinstance(each, Span) for each in planned):
             whole = plan_read(stream, first, last, limits)
-            skipped = _skipped(rows, [_row(stream, head, each) for each in whole])
+            skipped = _skipped(rows, [_row(stream, each) for each in whole])
     if settings.as_json:
         if skipped is not None:
             print_json(skipped)
@@ -153,8 +152,9 @@ def _skipped(rows: list[_Row], whole: list[_Row]) -> dict[str, int]:
     }
 
 
-def _row(stream: Stream, head: Head, planned: Plan | Span) -> _Row:
+def _row(stream: Stream, planned: Plan | Span) -> _Row:
     from spark_ledger.stream.plan.partitions import Plan
+    from spark_ledger.stream.ranges import size_between
 
     if isinstance(planned, Plan):
         first, last = planned.ranges[0], planned.ranges[-1]
@@ -165,15 +165,13 @@ def _row(stream: Stream, head: Head, planned: Plan | Span) -> _Row:
             planned.size_bytes,
             planned.reads.parts,
         )
-    begin, end = stream.commit(planned.commits.start), planned.commits.stop
-    behind = stream.commit(end) if end < head.next_commit else None
-    rows = head.rows if behind is None else behind.rows_before
-    size_bytes = head.size_bytes if behind is None else behind.bytes_before
+    first_commit, last_commit = (stream.commit(planned.commits[at]) for at in (0, -1))
+    rows, size_bytes = size_between(first_commit, last_commit, planned.start, planned.end)
     return _Row(
         planned.start,
         planned.commits,
-        rows - begin.rows_before,
-        size_bytes - begin.bytes_before,
+        rows,
+        size_bytes,
         planned.reads.parts,
         is_span=True,
     )

@@ -50,6 +50,10 @@ LEDGERS_AT_ONCE: Final = 4
 FAULTS_TOLD_MAX: Final = 100
 """Faults that are told one by one; all are counted."""
 
+_OF_THE_LEDGER: Final = (BookieStatus.IO_ERROR, BookieStatus.UNAUTHORIZED)
+"""What a bookie answers that cannot read one entry, or has a ledger under another key. All else but
+a denial says nothing of what it holds."""
+
 
 @dataclass(slots=True)
 class BookieCopies:
@@ -194,14 +198,15 @@ class _Comparison:
             end = min(start + ENTRIES_AT_ONCE, ledger.last_entry_id + 1)
             sums: dict[EntryId, tuple[int, int]] = {}
             for copy in copies.values():
-                held_here = await copy.look(start, end)
+                held_here = await copy.look(start, end) if copy.is_said else []
                 if copy.is_said and not ledger.has_password:
                     for stretch in held_here:
                         await self._compare_bytes(copy, stretch, sums, faults)
             entries += len(sums)
             length += sum(size for size, _ in sums.values())
         for copy in copies.values():
-            await copy.end()
+            if copy.is_said:
+                await copy.end()
             if copy.is_said and copy.found.missing:
                 _tell(
                     faults,
@@ -230,8 +235,13 @@ class _Comparison:
                 break
             await asyncio.sleep(BUSY_PAUSE_S)
         if page.status is not BookieStatus.OK and not page.status.is_denial:
-            self._found.bookies[bookie_id].silent = f"it answered {page.status.name.lower()}"
+            self._silence(bookie_id, page.status)
         return page
+
+    def _silence(self, bookie_id: BookieId, status: BookieStatus) -> None:
+        """It is asked no more."""
+        copies = self._found.bookies[bookie_id]
+        copies.silent = copies.silent or f"it answered {status.name.lower()}"
 
     async def _compare_bytes(
         self,
@@ -241,7 +251,8 @@ class _Comparison:
         faults: list[str],
     ) -> None:
         """Read a stretch of entries; compare each that is named with its checksum and with the copy
-        that was read first."""
+        that was read first. A bookie that does not answer is asked no more, and nothing of its copy
+        counts."""
         (first, last), ledger, bookie_id = held, copy.ledger, copy.bookie_id
         access_key, digest_key = derive_keys(b"", ledger.ledger_id, ledger.incarnation)
         digest = digest_for(ledger.digest_type, digest_key)
@@ -253,6 +264,9 @@ class _Comparison:
         refused = 0
         while first <= last:
             asked, is_busy = first, False
+            if self._found.bookies[bookie_id].silent:  # as it did not answer for another ledger
+                copy.is_left = True
+                return
             wanted = ReadEntries(0, 0, bookie_id, EntryId(first), EntryId(last), 1, fence=False)
             chunks = self._transport.read(
                 bookie_id,
@@ -270,9 +284,14 @@ class _Comparison:
                 run, ended = wanted_run(ledger.ledger_id, wanted, first, chunk)
                 if run is None:
                     assert ended is not None, "A chunk brings entries, or says why not."
+                    if not ended.status.is_denial and ended.status not in _OF_THE_LEDGER:
+                        self._silence(bookie_id, ended.status)
+                        copy.is_left = True
+                        return
                     damaged(ended.entry_id, f"{ended.status.name.lower()} {ended.message}".strip())
                     first = ended.entry_id + 1
                     break
+                refused = 0
                 entries, error = open_run(digest, run)
                 for entry in entries:
                     if entry.entry_id not in copy.expected:
@@ -363,11 +382,13 @@ class _Copy:
         """What it has to hold of the stretch."""
         self.expected_count = 0
         self.first_missing: EntryId | None = None
+        self.is_left = False
+        """Its bookie has stopped answering."""
 
     @property
     def is_said(self) -> bool:
         """Whether the bookie has said what it holds; else nothing of this counts."""
-        return self._held.is_said
+        return self._held.is_said and not self.is_left
 
     async def look(self, start: int, end: int) -> list[tuple[int, int]]:
         """Go to the stretch from ``start`` up to ``end``, which is left out; what is held of it,

@@ -52,3 +52,19 @@ def ranges_between(commits: Iterable[Commit], start: Dlsn, end: Dlsn) -> list[Se
                 ranges.append(SegmentRange(segment, bounds[0], bounds[1], number, time_ms, row))
             row += segment.rows
     return ranges
+
+
+def size_between(first: Commit, last: Commit, start: Dlsn, end: Dlsn) -> tuple[int, int]:
+    """Rows from ``start``, in one commit, to ``end``, in another or the same; and about how many
+    payload bytes are read for them: whole entries. Those of the commits between are known."""
+    parts = [
+        *ranges_between([first], start, Dlsn(first.end_segment)),
+        *ranges_between([last], Dlsn(last.first_segment), end),
+    ]
+    rows = last.rows_before - (first.rows_before + first.rows)
+    size_bytes = last.bytes_before - (first.bytes_before + first.size_bytes)
+    for part in parts:
+        is_whole = part.is_whole  # nearly all; a sum over their entries takes long
+        rows += part.segment.rows if is_whole else part.rows
+        size_bytes += part.segment.size_bytes if is_whole else sum(part.entry_bytes)
+    return rows, size_bytes

@@ -107,6 +107,7 @@ class ClientWatch:
     def start(self, port: int, connections_max: int) -> None:
         """Look from now on; clients connect to ``port``."""
         self._port, self._connections_max = port, connections_max
+        self._sockets.port = port
         self._look_again()
 
     def stop(self) -> None:

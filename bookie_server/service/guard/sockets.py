@@ -10,6 +10,7 @@ import ctypes
 import os
 import socket
 import struct
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Lock
@@ -33,6 +34,15 @@ _NOT_ENDED_HERE: Final = (1, 8)
 
 _DIRECTORY: Final = "/proc/self/fd"
 
+KNOWN_S: Final = 2.0
+"""A further connection under a name that is known is found after so long: to look at ten thousand
+takes some hundredths of a second."""
+
+_Address = tuple[str, int]
+"""Host and port."""
+
+_NO_ENDS: Final = ("", ("", 0))
+
 
 class Sockets:
     """Finds connections by the names that gRPC gives to its peers. Any thread."""
@@ -40,11 +50,16 @@ class Sockets:
     def __init__(self, open_files: Callable[[], Iterable[int]] | None = None) -> None:
         self._open_files = open_files or _open_files
         self._lock = Lock()
-        # As they were: each is looked at again before it is used.
-        self._descriptors: dict[str, int] = {}
+        # By the peer's name and the local address, as they were: each is looked at again before it
+        # is used. A client may connect to two addresses of ours from one port of its own.
+        self._descriptors: dict[str, dict[_Address, int]] = {}
+        self._looked_at = float("-inf")
+        self.port: int | None = None
+        """Of the listener of gRPC; None while it is not known. Others have other clients."""
 
     def received(self, peers: Iterable[str]) -> dict[str, int]:
-        """Bytes that the kernel has received from each of them that is still there."""
+        """Bytes that the kernel has received from each of them that is still there, on all its
+        connections."""
         found: dict[str, int] = {}
         for peer, connection in self._find(peers):
             try:
@@ -52,7 +67,8 @@ class Sockets:
             except OSError:  # closed meanwhile
                 continue
             if len(info) >= _TCP_INFO_BYTES:
-                (found[peer],) = _BYTES_RECEIVED.unpack_from(info, _BYTES_RECEIVED_AT)
+                (byte_count,) = _BYTES_RECEIVED.unpack_from(info, _BYTES_RECEIVED_AT)
+                found[peer] = found.get(peer, 0) + byte_count
         return found
 
     def mute(self, peers: Iterable[str]) -> None:
@@ -69,15 +85,15 @@ class Sockets:
     def hang_up(self, peers: Iterable[str]) -> list[str]:
         """End the connections, and return whose were still there. gRPC notices at once, ends their
         calls, and frees all that it holds for them."""
-        ended: list[str] = []
+        ended: dict[str, None] = {}
         for peer, connection in self._find(peers):
             _hear(connection)  # or the kernel waits long for an answer to its farewell
             try:
                 connection.shutdown(socket.SHUT_RDWR)
             except OSError:  # closed meanwhile
                 continue
-            ended.append(peer)
-        return ended
+            ended[peer] = None
+        return list(ended)
 
     def of_port(self, port: int) -> list[str]:
         """All connections that clients have to a port of this process."""
@@ -88,24 +104,29 @@ class Sockets:
         has_looked = False
         for peer in peers:
             with self._lock:
-                descriptor = self._descriptors.get(peer)
-                if not has_looked and (descriptor is None or _ends_at(descriptor)[0] != peer):
+                if not has_looked and not self._is_known(peer):
                     has_looked = True
                     self._look()
-                    descriptor = self._descriptors.get(peer)
-            if descriptor is None:
-                continue
-            with _copy(descriptor) as connection:
-                # The number may belong to another connection by now; the copy's cannot change.
-                if connection is None or _name(connection) != peer:
-                    continue
-                # Of one that was ended gRPC takes a while to notice it: it is gone all the same.
-                try:
-                    state = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
-                except OSError:  # closed meanwhile: the others are looked at all the same
-                    continue
-                if state[0] in _NOT_ENDED_HERE:
-                    yield peer, connection
+                known = list(self._descriptors.get(peer, {}).items())
+            for local, descriptor in known:
+                with _copy(descriptor) as connection:
+                    # The number may be another connection's by now; the copy's cannot change.
+                    if connection is None or _ends(connection) != (peer, local):
+                        continue
+                    # gRPC takes a while to notice that one was ended: it is gone all the same.
+                    try:
+                        state = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
+                    except OSError:  # closed meanwhile: the others are looked at all the same
+                        continue
+                    if state[0] in _NOT_ENDED_HERE:
+                        yield peer, connection
+
+    def _is_known(self, peer: str) -> bool:
+        """Whether its connections are where they were, and may be all that it has."""
+        known = self._descriptors.get(peer)
+        if not known or time.monotonic() - self._looked_at >= KNOWN_S:
+            return False
+        return all(_ends_at(number) == (peer, local) for local, number in known.items())
 
     def _look(self) -> list[tuple[str, int]]:
         """Find all connections again; the peer and the local port of each."""
@@ -115,11 +136,14 @@ class Sockets:
         except OSError:  # without a free descriptor the kernel cannot be asked: the next look can
             return found
         self._descriptors.clear()
+        self._looked_at = time.monotonic()
         for descriptor in descriptors:
-            peer, port = _ends_at(descriptor)
-            if peer:
-                self._descriptors[peer] = descriptor
-                found.append((peer, port))
+            peer, local = _ends_at(descriptor)
+            if not peer:
+                continue
+            found.append((peer, local[1]))
+            if self.port in (None, local[1]):
+                self._descriptors.setdefault(peer, {})[local] = descriptor
         return found
 
 
@@ -157,19 +181,25 @@ def _copy(descriptor: int) -> Iterator[socket.socket | None]:
         yield connection
 
 
-def _ends_at(descriptor: int) -> tuple[str, int]:
-    """The name of the peer that is connected there, and the local port; "" for anything else."""
+def _ends_at(descriptor: int) -> tuple[str, _Address]:
+    """The ends of the connection there; "" as the peer for anything else."""
     try:
         connection = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=descriptor)
     except OSError:  # no socket, or closed
-        return "", 0
+        return _NO_ENDS
     try:
-        peer = _name(connection)
-        return (peer, connection.getsockname()[1]) if peer else ("", 0)
-    except OSError:  # closed meanwhile
-        return "", 0
+        return _ends(connection)
     finally:
         connection.detach()  # it is gRPC's
+
+
+def _ends(connection: socket.socket) -> tuple[str, _Address]:
+    """The name of the peer, and the local address; "" as the peer for what is not connected."""
+    peer = _name(connection)
+    try:
+        return (peer, tuple(connection.getsockname()[:2])) if peer else _NO_ENDS
+    except OSError:  # closed meanwhile
+        return _NO_ENDS
 
 
 def _name(connection: socket.socket) -> str:

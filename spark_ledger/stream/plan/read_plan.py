@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from spark_ledger.limits.connector import SEGMENTS_PLANNED_MAX, SPANS_LOCATED_MAX
@@ -20,7 +19,7 @@ from spark_ledger.stream.plan.partitions import (
     plan_partitions,
     plan_spans,
 )
-from spark_ledger.stream.ranges import ranges_between
+from spark_ledger.stream.ranges import ranges_between, size_between
 from spark_ledger.stream.row_filter import RowFilter
 from spark_ledger.types import Dlsn
 
@@ -84,19 +83,16 @@ def spans_with_bookies(stream: Stream, spans: Sequence[Span]) -> list[Span]:
     packs = stream.retention.packs()
     located = stream.locate(ledgers_of((part for each in samples for part in each), packs))
     balance = Balance(weights_of(located.bookies), turn=commits[0].first_segment)
-    starts = [*(each.bytes_before for each in commits), _bytes_before(stream, spans[-1])]
+    behind = [*commits[1:], stream.commit(spans[-1].commits[-1])]
     return [
         span._replace(
-            reads=balance.expected_reads(units_of(sample, located.ledgers, packs), end - start)
+            reads=balance.expected_reads(
+                units_of(sample, located.ledgers, packs),
+                size_between(first, last, span.start, span.end)[1],
+            )
         )
-        for span, sample, (start, end) in zip(spans, samples, pairwise(starts), strict=True)
+        for span, sample, first, last in zip(spans, samples, commits, behind, strict=True)
     ]
-
-
-def _bytes_before(stream: Stream, last: Span) -> int:
-    """How many bytes of the stream come before the end of the last partition."""
-    commit = stream.commit(last.commits[-1])
-    return commit.bytes_before + commit.size_bytes
 
 
 def _spans(

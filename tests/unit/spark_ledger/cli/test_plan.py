@@ -10,6 +10,7 @@ from spark_ledger.stream.blocking import Stream
 from spark_ledger.stream.plan import read_plan
 from tests.unit.spark_ledger.cli.conftest import Run
 from tests.unit.spark_ledger.cli.test_retention import stream
+from tests.unit.spark_ledger.stream.world import table
 
 __all__ = ["stream"]
 
@@ -49,6 +50,25 @@ def test_plan_of_a_long_read_counts_by_commits(
     ((_, asked),) = row["bookies"].items()
     assert asked == row["bytes"], "reckoned from the first commit"
     assert "of commits 0..5" in run("streams", "plan", "s").out
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "rows"),
+    [("0", "6:0:4", 10), ("6:0:4", "13", 12), ("6:0:2", "13:0:4", 18), ("5", "12", 16)],
+)
+def test_plan_of_a_long_read_counts_what_it_has_of_its_first_and_last_commit(
+    stream: Stream, run: Run, monkeypatch: pytest.MonkeyPatch, start: str, end: str, rows: int
+) -> None:
+    """And whole entries as bytes, as other plans do."""
+    for number in (10, *range(20, 26), 30):
+        stream.append(table(number, 10 if number in (10, 30) else 1))
+    words = ("streams", "plan", "s", "--start", start, "--end", end, "--json")
+    (short,) = [json.loads(line) for line in run(*words).out.splitlines()]
+    monkeypatch.setattr(read_plan, "SEGMENTS_PLANNED_MAX", 3)
+    (row,) = [json.loads(line) for line in run(*words).out.splitlines()]
+    assert (row["rows"], row["bytes"]) == (short["rows"], short["bytes"])
+    assert row["rows"] == rows
+    assert sum(row["bookies"].values()) == row["bytes"]
 
 
 def test_plan_of_packed_commits_names_the_bookies_of_the_pack(stream: Stream, run: Run) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spark_ledger.cli.verify import Verified, verify
+from spark_ledger.cli.verify import LEDGERS_AT_ONCE, Verified, verify
 from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.metadata.ledgers import LedgerStore, ledger_path
 from spark_ledger.metadata.memory import MemoryMetadataStore
@@ -39,6 +39,30 @@ class Joined(MemoryTransport):
         run = decode_read_response(encode_read_response(runs))[1]
         assert run is not None
         yield ReadChunk(BookieStatus.OK, run, run.first_entry)
+
+
+class Leaves(MemoryTransport):
+    """One bookie says what it holds, sends so many entries, and then answers no more reads."""
+
+    def __init__(self, alive: Any, status: BookieStatus, sent: int) -> None:
+        super().__init__(alive)
+        self.status, self.sent = status, sent
+        self.read_of: set[LedgerId] = set()
+
+    async def read(  # type: ignore[override]
+        self, bookie_id: BookieId, ledger_id: LedgerId, first: EntryId, last: EntryId, **named: Any
+    ) -> AsyncGenerator[ReadChunk, None]:
+        if bookie_id != B1:
+            async for chunk in super().read(bookie_id, ledger_id, first, last, **named):
+                yield chunk
+            return
+        self.read_of.add(ledger_id)
+        sent, self.sent = min(self.sent, last + 1 - first), 0
+        if sent:
+            end = EntryId(first + sent - 1)
+            async for chunk in super().read(bookie_id, ledger_id, first, end, **named):
+                yield chunk
+        yield ReadChunk(self.status, None, EntryId(first + sent), "gone")
 
 
 class Lies(MemoryTransport):
@@ -208,6 +232,68 @@ def test_bookie_that_sends_other_entries_than_it_is_asked_for_is_told(
         assert len(verified.faults) == damaged
         for entry_id, fault in enumerate(verified.faults):
             assert f"entry {entry_id} on b1" in fault
+
+    run_virtually(test)
+
+
+@pytest.mark.parametrize("sent", [0, 2])
+@pytest.mark.parametrize("name", ["UNAVAILABLE", "TIMEOUT", "TOO_MANY_REQUESTS", "WRONG_BOOKIE"])
+def test_bookie_that_goes_away_during_a_read_is_silent_and_its_copies_are_not_damaged(
+    name: str, sent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that hangs would be waited for as long for each entry, and one that was restarted would
+    count as one that lost all."""
+    monkeypatch.setattr("spark_ledger.cli.verify.BUSY_ATTEMPTS_MAX", 2)
+    monkeypatch.setattr("spark_ledger.cli.verify.ENTRIES_AT_ONCE", 3)
+
+    async def test(world: World) -> None:
+        for _ledger in range(LEDGERS_AT_ONCE + 1):
+            await closed(world, b"a", b"bc", b"def", b"ghij")
+        transport = Leaves(world.alive, BookieStatus[name], sent)
+        verified = await found(world, transport)
+        gone = verified.bookies[B1]
+        assert name.lower() in gone.silent and not verified.is_well
+        assert (gone.damaged, gone.missing, gone.entries, gone.user_bytes) == (0, 0, 0, 0)
+        assert verified.faults == []
+        assert verified.bookies[B0].user_bytes == verified.bookies[B2].user_bytes == 50
+        assert len(transport.read_of) <= LEDGERS_AT_ONCE, "those that were compared meanwhile"
+        if not sent and name != "TOO_MANY_REQUESTS":  # which all wait for side by side
+            assert len(transport.read_of) == 1, "the others had not asked yet"
+
+    run_virtually(test)
+
+
+def test_ledger_that_a_bookie_has_under_another_key_is_damaged_there() -> None:
+    async def test(world: World) -> None:
+        await closed(world, b"a", b"bc")
+        verified = await found(world, Leaves(world.alive, BookieStatus.UNAUTHORIZED, 1))
+        assert (verified.bookies[B1].silent, verified.bookies[B1].damaged) == ("", 1)
+
+    run_virtually(test)
+
+
+def test_bookie_that_is_busy_now_and_then_is_asked_to_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Half a minute is what it has each time, not for a ledger of an hour."""
+    monkeypatch.setattr("spark_ledger.cli.verify.BUSY_ATTEMPTS_MAX", 2)
+
+    class Busy(MemoryTransport):
+        tries = 0
+
+        async def read(  # type: ignore[override]
+            self, bookie_id: BookieId, ledger: LedgerId, first: EntryId, last: EntryId, **named: Any
+        ) -> AsyncGenerator[ReadChunk, None]:
+            self.tries += 1
+            if self.tries % 3:
+                yield ReadChunk(BookieStatus.TOO_MANY_REQUESTS, None, first)
+                return
+            async for chunk in super().read(bookie_id, ledger, first, first, **named):
+                yield chunk
+
+    async def test(world: World) -> None:
+        await closed(world, b"a", b"bc", b"def", b"ghij")
+        assert (await found(world, Busy(world.alive))).is_well
 
     run_virtually(test)
 

@@ -6,11 +6,12 @@ import errno
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from bookie_server.service.guard.sockets import Sockets
+from bookie_server.service.guard.sockets import KNOWN_S, Sockets
 
 HOSTS = {"ipv4": "127.0.0.1", "ipv6": "::1", "of all": "::"}
 
@@ -18,12 +19,16 @@ HOSTS = {"ipv4": "127.0.0.1", "ipv6": "::1", "of all": "::"}
 class Pair:
     """A client's connection, and the bookie's end of it."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, client_port: int = 0) -> None:
         family, is_of_all = socket.AF_INET6 if ":" in host else socket.AF_INET, host == "::"
         with socket.create_server((host, 0), family=family, dualstack_ipv6=is_of_all) as listener:
             port = listener.getsockname()[1]
             host = "127.0.0.1" if is_of_all else host
-            self.client = socket.create_connection((host, port))
+            client_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self.client = socket.socket(client_family)
+            self.client.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self.client.bind((host, client_port))
+            self.client.connect((host, port))
             self.served, _address = listener.accept()
         port = self.client.getsockname()[1]
         self.peer = f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"
@@ -45,6 +50,83 @@ def test_what_has_arrived_is_known_by_peer(pair: Pair) -> None:
     assert len(pair.served.recv(1000, socket.MSG_WAITALL)) == 1000
     found = Sockets().received([pair.peer, "ipv4:10.0.0.1:1", "unix:/nobody"])
     assert found == {pair.peer: 1000}
+
+
+@contextmanager
+def two_of_one_name() -> Iterator[tuple[Pair, Pair]]:
+    """One port of a client, connected to two of the bookie."""
+    one = Pair("127.0.0.1")
+    other = Pair("127.0.0.1", one.client.getsockname()[1])
+    assert one.peer == other.peer
+    try:
+        yield one, other
+    finally:
+        one.close()
+        other.close()
+
+
+def test_client_that_connects_twice_from_one_port_is_looked_at_as_one() -> None:
+    """gRPC gives both connections the same name, and does not say which is meant."""
+    found = Sockets()
+    with two_of_one_name() as pairs:
+        peer = pairs[0].peer
+        pairs[0].client.sendall(bytes(1000))
+        pairs[1].client.sendall(bytes(10))
+        assert pairs[0].served.recv(1000, socket.MSG_WAITALL)
+        assert pairs[1].served.recv(10, socket.MSG_WAITALL)
+        assert found.received([peer]) == {peer: 1010}
+        found.mute([peer])
+        for pair in pairs:
+            pair.client.sendall(b"dropped, and sent again")
+            pair.served.settimeout(0.05)
+            with pytest.raises(TimeoutError):
+                pair.served.recv(100)
+        found.unmute([peer])
+        for pair in pairs:
+            pair.served.settimeout(30)
+            assert pair.served.recv(100) == b"dropped, and sent again"
+        assert found.hang_up([peer]) == [peer]
+        for pair in pairs:
+            pair.client.settimeout(30)
+            assert pair.client.recv(10) == b""
+        assert found.hang_up([peer]) == []
+
+
+def test_connections_to_another_port_of_the_process_are_none_of_grpc() -> None:
+    """An operator's one, to the admin port, may have the name of a client's."""
+    found = Sockets()
+    with two_of_one_name() as (served, other):
+        found.port = served.served.getsockname()[1]
+        other.client.sendall(bytes(10))
+        assert other.served.recv(10, socket.MSG_WAITALL)
+        assert found.received([served.peer]) == {served.peer: 0}
+        assert found.hang_up([served.peer]) == [served.peer]
+        other.client.sendall(b"goes on")
+        assert other.served.recv(10) == b"goes on"
+
+
+def test_second_connection_of_a_name_that_is_known_is_found_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found, now = Sockets(), 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    one = Pair("127.0.0.1")
+    assert found.received([one.peer]) == {one.peer: 0}
+    other = Pair("127.0.0.1", one.client.getsockname()[1])
+    other.client.sendall(bytes(10))
+    assert other.served.recv(10, socket.MSG_WAITALL)
+    now += KNOWN_S
+    assert found.received([one.peer]) == {one.peer: 10}
+    one.close()
+    other.close()
+
+
+def test_connection_that_has_two_numbers_counts_once(pair: Pair) -> None:
+    """Another thread may have a copy of it in this moment, to look at it."""
+    pair.client.sendall(bytes(1000))
+    assert len(pair.served.recv(1000, socket.MSG_WAITALL)) == 1000
+    with pair.served.dup():
+        assert Sockets().received([pair.peer]) == {pair.peer: 1000}
 
 
 def test_connections_of_a_port_are_those_of_its_clients(pair: Pair) -> None:

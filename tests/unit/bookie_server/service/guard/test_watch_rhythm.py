@@ -95,6 +95,12 @@ def test_all_connections_are_listed_twice_a_second_and_only_where_there_is_hardl
     assert looks - 1 <= looks_of(world, files=files)[1] <= looks + 1
 
 
+def test_kernel_is_asked_for_connections_to_the_port_of_the_clients_only() -> None:
+    world = World()
+    looks_of(world)
+    assert world.kernel.port == 1
+
+
 class Beats:
     """Looks that are due; none comes by itself."""
 

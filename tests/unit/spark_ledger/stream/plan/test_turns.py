@@ -71,6 +71,24 @@ def test_whole_first_commit_of_a_long_partition_says_where_it_lies() -> None:
     assert found.reads.order[0] in MANY[3:6], "it has most"
 
 
+@pytest.mark.parametrize(
+    ("start", "end", "mib"),
+    [(Dlsn(0), Dlsn(4), 8), (Dlsn(1), Dlsn(4), 7), (Dlsn(1), Dlsn(3, 1), 5)],
+)
+def test_long_partition_asks_for_no_more_than_it_has_of_its_first_and_last_commit(
+    start: Dlsn, end: Dlsn, mib: int
+) -> None:
+    parts = [segment(n, (1, 1, 1) if n % 2 else (1,), first=4 * n) for n in range(4)]
+    made = [
+        replace(commits(parts[n])[0], number=n // 2, segments=tuple(parts[n : n + 2]))
+        for n in (0, 2)
+    ]
+    made[1] = replace(made[1], rows_before=4, bytes_before=made[0].size_bytes)
+    stream = stream_of(made, ledger(1, (0, MANY[:3])))
+    (found,) = spans_with_bookies(stream, [Span(range(2), start, end, 0)])
+    assert sum(part.size_bytes for part in found.reads.parts) == mib * MIB
+
+
 def test_all_that_a_partition_asks_of_a_bookie_counts_for_the_next() -> None:
     chosen = balance(*MANY[:3])
     small = Unit(LedgerId(1), EntryId(0), 10, MANY[:3])
