@@ -91,7 +91,15 @@ BOOKIE_RECEIVING_MAX: Final = 1_024
 """Calls whose request has not arrived as a whole: with honest clients it comes with the call."""
 
 BOOKIE_LEFTOVERS_MAX: Final = 1_024
-"""Calls that are answered, and whose clients do not read even a few bytes."""
+"""Calls that are answered, and whose clients do not even read a few bytes within a second."""
+
+BOOKIE_LEFTOVER_S: Final = 1.0
+"""So long the answer of a call has to be read when there are many of them. Some thousands of long
+polls of one ledger end together, and a busy service loop takes most of this to send the answers."""
+
+BOOKIE_LEFTOVERS_AT_ONCE_MAX: Final = 10_000
+"""Of more the oldest are cut at once: above the sum of the bounds of all kinds, so that no calls
+which end together are cut, and below `BOOKIE_CALLS_MAX`."""
 
 BOOKIE_CONNECTION_SHARE: Final = 4
 """One connection may have one in so many of the calls of a kind, so that others have theirs."""
