@@ -35,9 +35,8 @@ ADD_COST_BYTES: Final = 32 * KIB
 """What an add counts beside its bytes: the service works as long for one as the disk for these."""
 
 BOOKIE_REFUSED_APPENDERS_MAX: Final = 65_536
-"""On one append stream. Refused appenders are remembered, so that nothing behind a refusal is
-stored. A stream with more of them has been failing for days: it is ended, its client starts afresh.
-"""
+"""On all append streams. Refused appenders are remembered, so that nothing behind a refusal is
+stored. Of more the stream that has most of them is ended, its client starts afresh."""
 
 BOOKIE_MALFORMED_ADDS_MAX: Final = 16
 """On one append stream. Each is answered; a client that sends more of them is not one of ours."""
