@@ -26,7 +26,8 @@ BOOKIE_WAITING_BYTES_MAX: Final = 32 * MIB
 """Append bytes that wait for room in the write cache; further adds are told to come back later."""
 
 ADDS_GO_ON_AT_ONCE: Final = 50
-"""Adds that waited for room go on in such numbers, and others have a turn in between."""
+"""Adds that waited for room, or for the key of their ledger, go on in such numbers, and others
+have a turn in between."""
 
 APPEND_TURN_S: Final = 0.002
 """All append streams together keep the service loop for so long; then others have a turn."""
