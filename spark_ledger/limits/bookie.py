@@ -74,6 +74,10 @@ BOOKIE_READS_MAX: Final = 1_024
 BOOKIE_LONG_POLLS_MAX: Final = 4_096
 """Readers at the tail of a ledger. Above it a client asks again later."""
 
+BOOKIE_WATCHERS_AT_ONCE: Final = 50
+"""Readers at the tail of one ledger are woken in such numbers, and others have a turn in between:
+to answer four thousand takes half a second."""
+
 BOOKIE_CONFIRMS_MAX: Final = 1_024
 """Writers that tell the last add confirmed as they become idle, and readers that ask for it."""
 
