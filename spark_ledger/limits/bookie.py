@@ -272,8 +272,9 @@ BOOKIE_ADMIN_CONNECTIONS_MAX: Final = 32
 """Scrapers and health checks are few; further connections to the admin port are closed at once."""
 
 BOOKIE_ADMIN_CONNECTION_S: Final = 10.0
-"""A connection to the admin port ends after this, once its request is answered: scrapers connect
-again, and who sends half a request does not keep others out."""
+"""A connection to the admin port ends after this, once its request is answered; it is cut if its
+client has not read the answer after as long again. Scrapers connect again, and who sends half a
+request, or reads no answer, does not keep others out."""
 
 BOOKIE_ADMIN_SHARE: Final = 10
 """Metrics are made for one in so much time at most, and as much for the status: whoever asks
