@@ -460,11 +460,11 @@ class Journal:
         not all in one turn.
         """
         batch: list[Waiting] = []
-        room = self._batch_bytes_max
+        room, records = self._batch_bytes_max, _BATCH_RECORDS_MAX
         with self._lock:
             queue = self._queue
-            records = min(len(queue), _BATCH_RECORDS_MAX)
-            while len(batch) < records and (not batch or room >= queue[0].body.length):
+            while queue and records and (not batch or room >= queue[0].body.length):
+                records -= 1
                 waiting = queue.popleft()
                 room -= waiting.body.length
                 batch.append(waiting)
