@@ -88,9 +88,9 @@ class Bookie:
         # Service thread only.
         self._fences: dict[LedgerId, list[Done]] = {}  # in memory, and not durable yet
         self._refused_fences: set[LedgerId] = set()  # in memory, and refused
-        self._watchers = Watchers()
-        self._first_contacts = LookUps(keys.look_up)
-        self._copies = LookUps(keys.look_up_copy)
+        self._watchers = Watchers(post)
+        self._first_contacts = LookUps(keys.look_up, post)
+        self._copies = LookUps(keys.look_up_copy, post)
         self._locks = tuple(locks)  # the thread that closes, when no other is left
 
     def start(self) -> None:

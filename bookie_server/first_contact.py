@@ -11,6 +11,7 @@ be acknowledged before an earlier one (rule P3).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Generic, Protocol, TypeVar
@@ -18,6 +19,7 @@ from typing import Generic, Protocol, TypeVar
 from bookie_server.core.copies import CopyGrant
 from bookie_server.core.transitions import KnownLedger
 from spark_ledger.bookie_api import Done, Refusal
+from spark_ledger.limits.bookie import ADDS_GO_ON_AT_ONCE
 from spark_ledger.types import BookieStatus, LedgerId
 
 Answer = Callable[[KnownLedger | Refusal], None]
@@ -52,11 +54,20 @@ class NoLedgers:
 
 
 class LookUps(Generic[F]):
-    """The requests that wait for a key. Everything here belongs to the service thread."""
+    """The requests that wait for a key. Everything here belongs to the service thread.
 
-    def __init__(self, look_up: Callable[[LedgerId, Callable[[F | Refusal], None]], None]) -> None:
+    Those of one ledger go on some at a time: there may be thousands, if ZooKeeper was slow.
+    """
+
+    def __init__(
+        self,
+        look_up: Callable[[LedgerId, Callable[[F | Refusal], None]], None],
+        post: Callable[[Callable[[], None]], None],
+    ) -> None:
+        """``post`` runs a callable on the service thread, in a later turn."""
         self._look_up = look_up
-        self._waiting: dict[LedgerId, list[Callable[[F | Refusal], None]]] = {}
+        self._post = post
+        self._waiting: dict[LedgerId, deque[Callable[[F | Refusal], None]]] = {}
         self._closed = False
 
     def is_waiting(self, ledger_id: LedgerId) -> bool:
@@ -70,18 +81,29 @@ class LookUps(Generic[F]):
         elif ledger_id in self._waiting:
             self._waiting[ledger_id].append(resume)
         else:
-            self._waiting[ledger_id] = [resume]
+            self._waiting[ledger_id] = deque([resume])
             self._look_up(ledger_id, partial(self._answered, ledger_id))
 
     def close(self) -> None:
         """Refuse what waits, and what comes."""
         self._closed = True
-        for ledger_id in list(self._waiting):
-            self._answered(ledger_id, _closing())
+        while self._waiting:
+            _ledger_id, waiting = self._waiting.popitem()
+            for resume in waiting:
+                resume(_closing())
 
     def _answered(self, ledger_id: LedgerId, answer: F | Refusal) -> None:
-        for resume in self._waiting.pop(ledger_id, ()):  # none: it was closed meanwhile
-            resume(answer)
+        """Have those go on that wait, in their order. Who comes before the last of them has gone on
+        waits behind it."""
+        waiting = self._waiting.get(ledger_id)
+        if waiting is None:  # it was closed meanwhile
+            return
+        for _ in range(min(len(waiting), ADDS_GO_ON_AT_ONCE)):
+            waiting.popleft()(answer)
+        if waiting:
+            self._post(partial(self._answered, ledger_id, answer))
+        else:
+            del self._waiting[ledger_id]
 
 
 def resume(again: Callable[[KnownLedger], None], done: Done, answer: KnownLedger | Refusal) -> None:

@@ -57,10 +57,24 @@ class _Closing(asyncio.Protocol):
 
 def _end(handler: web.RequestHandler) -> None:
     """End a connection, after the request that is being answered."""
+    if handler.transport is not None:
+        _look_again(handler.transport)
     if getattr(handler, "_current_request", None) is None:
         handler.force_close()
     else:
         handler.close()
+
+
+def _look_again(transport: asyncio.Transport) -> None:
+    asyncio.get_running_loop().call_later(BOOKIE_ADMIN_CONNECTION_S, _end_unread, transport)
+
+
+def _end_unread(transport: asyncio.Transport) -> None:
+    """Cut a connection whose client does not read: its end would wait for that for ever."""
+    if transport.get_write_buffer_size():
+        transport.abort()
+    elif not transport.is_closing():
+        _look_again(transport)  # the answer takes its time
 
 
 class AdminServer:

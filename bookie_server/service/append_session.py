@@ -38,7 +38,6 @@ from spark_ledger.limits.bookie import (
     ADD_COST_BYTES,
     APPEND_TURN_S,
     BOOKIE_MALFORMED_ADDS_MAX,
-    BOOKIE_REFUSED_APPENDERS_MAX,
     BOOKIE_UNSENT_RESULTS_MAX,
 )
 from spark_ledger.limits.entries import APPEND_MESSAGE_BYTES_TARGET
@@ -130,7 +129,9 @@ class AppendSession:
         self._appenders: dict[int, _AppenderState] = {}
         self._changed: dict[int, _AppenderState] = {}  # those with something to report
         self._pending = 0  # runs of all appenders that are not answered
-        self._refused = 0  # appenders
+        self._over: set[int] = set()  # tags that were refused, and are told so
+        self._ends_with = ""  # for its client: too many were refused
+        self._is_gone = False
         self._ended = False  # reading has ended, and answers go on
         self._aborts = False  # nothing is answered any more
         self._writer: asyncio.Task[None] | None = None
@@ -153,7 +154,23 @@ class AppendSession:
         if self._draining or self._ended:
             return
         self._draining = True
+        self._stop_waiting()
+
+    def end_refused(self, message: str) -> None:
+        """End, and with it what is kept of those that were refused. Nothing is stored or answered
+        from now on: it is not known any more behind what."""
+        self._ends_with = message
+        self._aborts = True
+        self._wake.set()
+        self._appenders.clear()
+        self._changed.clear()
+        self._over.clear()
+        if not self._ended:
+            self._stop_waiting()
+
+    def _stop_waiting(self) -> None:
         if self._is_waiting:
+            self._is_waiting = False
             self._was_interrupted = True
             self._task.cancel()
 
@@ -168,13 +185,15 @@ class AppendSession:
             try:
                 await self._read_all()
             except asyncio.CancelledError:
-                if not self._was_interrupted:
+                if not self._was_interrupted or self._task.uncancel():
                     raise
-                self._task.uncancel()
             self._ended = True
             self._wake.set()
             await writer
+            await self._check_refusals()
         finally:
+            self._is_gone = True
+            self._gate.refused.forget(self)
             writer.cancel()
             await asyncio.wait([writer])
 
@@ -270,12 +289,9 @@ class AppendSession:
         return True, ""
 
     async def _check_refusals(self) -> None:
-        """End a stream that was mostly refused: each of its appenders is kept."""
-        if self._refused > BOOKIE_REFUSED_APPENDERS_MAX:
-            await self._abort(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"{self._refused} appenders of this stream were refused: open a new stream",
-            )
+        """End the stream if it is the one of which most was refused."""
+        if self._ends_with:
+            await self._abort(grpc.StatusCode.RESOURCE_EXHAUSTED, self._ends_with)
 
     async def _refuse_nonsense(self, error: str) -> None:
         """End the stream, but not at once: a client that sends such things sends more of them."""
@@ -297,11 +313,15 @@ class AppendSession:
         run = add.run
         appender = self._appenders.get(add.tag)
         if appender is None:
-            appender = self._appenders[add.tag] = _AppenderState(add.tag, run.ledger_id)
-        elif appender.refusal is not None:
+            is_over = self._aborts or add.tag in self._over
+        else:
+            is_over = appender.refusal is not None
+        if is_over:
             # Runs behind a refused one are dropped, as the client expects.
             self._shares.ended(self.peer, ADD_COST_BYTES + len(run.frames))
             return
+        if appender is None:
+            appender = self._appenders[add.tag] = _AppenderState(add.tag, run.ledger_id)
         refusal = self._refusal
         if add.error:
             self._malformed += 1
@@ -341,9 +361,10 @@ class AppendSession:
         self._pending -= 1
         self._answered.add(status, entries, size_bytes, started)
         if status is not BookieStatus.OK:
-            if appender.refusal is None:
-                self._refused += 1
+            is_first = appender.refusal is None
             appender.refuse(last_entry, Refusal(status, message))
+            if is_first and not (self._aborts or self._is_gone):
+                self._gate.refused.one_more(self)
         elif appender.refusal is None or last_entry < appender.refused_entry:
             appender.acknowledged = last_entry
             appender.told, appender.note = False, ""
@@ -403,5 +424,8 @@ class AppendSession:
                     status=status_to_wire(status),
                     message=message,
                 )
+                if status is not BookieStatus.TOO_MANY_REQUESTS:  # it may have to hear of a stall
+                    del self._appenders[tag]
+                    self._over.add(tag)
         self._changed.clear()
         return response

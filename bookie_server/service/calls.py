@@ -27,6 +27,8 @@ from spark_ledger.limits.bookie import (
     BOOKIE_DESCRIBES_MAX,
     BOOKIE_FENCES_MAX,
     BOOKIE_HEALTH_WATCHES_MAX,
+    BOOKIE_LEFTOVER_S,
+    BOOKIE_LEFTOVERS_AT_ONCE_MAX,
     BOOKIE_LEFTOVERS_MAX,
     BOOKIE_LISTS_MAX,
     BOOKIE_LONG_POLLS_MAX,
@@ -135,21 +137,44 @@ class CallLimits:
 
 class Leftovers:
     """Calls whose handlers are done and whose clients have not read the answer: gRPC keeps them.
-    Of too many the connection of the oldest ends."""
+    Of too many the connections of the oldest end, once they had time to be read: thousands of long
+    polls end in one turn of the loop when an entry is confirmed, and none of them is to blame."""
 
     def __init__(self, hang_up: HangsUp) -> None:
         self._hang_up = hang_up
-        self._calls: dict[Call, str] = {}  # the oldest first
+        self._calls: dict[Call, tuple[float, str]] = {}  # since when, whose; the oldest first
+        self._timer: asyncio.TimerHandle | None = None
 
     def handler_ended(self, connection: str) -> None:
         """The handler that runs has nothing more to do."""
         call = current_call()
         if call in self._calls:
             return
-        self._calls[call] = connection
+        loop = asyncio.get_running_loop()
+        self._calls[call] = loop.time(), connection
         call.add_done_callback(self._forget)
-        if len(self._calls) > BOOKIE_LEFTOVERS_MAX:
-            self._hang_up(self._calls.pop(next(iter(self._calls))), Why.UNREAD)
+        if len(self._calls) > BOOKIE_LEFTOVERS_AT_ONCE_MAX:
+            self._cut_oldest()
+        if len(self._calls) > BOOKIE_LEFTOVERS_MAX and self._timer is None:
+            self._timer = loop.call_later(BOOKIE_LEFTOVER_S, self._look)
+
+    def _look(self) -> None:
+        """Cut those that had time enough, some at a time, for as long as there are too many."""
+        self._timer = None
+        loop = asyncio.get_running_loop()
+        for _ in range(_CUT_AT_ONCE):
+            if len(self._calls) <= BOOKIE_LEFTOVERS_MAX:
+                return
+            since, _connection = next(iter(self._calls.values()))
+            left_s = since + BOOKIE_LEFTOVER_S - loop.time()
+            if left_s > 0:
+                break
+            self._cut_oldest()
+        self._timer = loop.call_later(max(_LOOK_AGAIN_S, left_s), self._look)
+
+    def _cut_oldest(self) -> None:
+        _since, connection = self._calls.pop(next(iter(self._calls)))
+        self._hang_up(connection, Why.UNREAD)
 
     def _forget(self, call: Call) -> None:
         self._calls.pop(call, None)
@@ -341,3 +366,6 @@ _PART_BYTES_EXPECTED: Final = _COPIES * READ_CHUNK_BYTES_TARGET
 
 _LOOK_AGAIN_S: Final = 0.02
 """Between two looks while somebody waits."""
+
+_CUT_AT_ONCE: Final = 64
+"""Calls whose answers nobody reads are cut in such numbers, and others have a turn in between."""

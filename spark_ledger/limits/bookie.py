@@ -26,7 +26,8 @@ BOOKIE_WAITING_BYTES_MAX: Final = 32 * MIB
 """Append bytes that wait for room in the write cache; further adds are told to come back later."""
 
 ADDS_GO_ON_AT_ONCE: Final = 50
-"""Adds that waited for room go on in such numbers, and others have a turn in between."""
+"""Adds that waited for room, or for the key of their ledger, go on in such numbers, and others
+have a turn in between."""
 
 APPEND_TURN_S: Final = 0.002
 """All append streams together keep the service loop for so long; then others have a turn."""
@@ -35,9 +36,8 @@ ADD_COST_BYTES: Final = 32 * KIB
 """What an add counts beside its bytes: the service works as long for one as the disk for these."""
 
 BOOKIE_REFUSED_APPENDERS_MAX: Final = 65_536
-"""On one append stream. Refused appenders are remembered, so that nothing behind a refusal is
-stored. A stream with more of them has been failing for days: it is ended, its client starts afresh.
-"""
+"""On all append streams. Refused appenders are remembered, so that nothing behind a refusal is
+stored. Of more the stream that has most of them is ended, its client starts afresh."""
 
 BOOKIE_MALFORMED_ADDS_MAX: Final = 16
 """On one append stream. Each is answered; a client that sends more of them is not one of ours."""
@@ -74,6 +74,10 @@ BOOKIE_READS_MAX: Final = 1_024
 BOOKIE_LONG_POLLS_MAX: Final = 4_096
 """Readers at the tail of a ledger. Above it a client asks again later."""
 
+BOOKIE_WATCHERS_AT_ONCE: Final = 50
+"""Readers at the tail of one ledger are woken in such numbers, and others have a turn in between:
+to answer four thousand takes half a second."""
+
 BOOKIE_CONFIRMS_MAX: Final = 1_024
 """Writers that tell the last add confirmed as they become idle, and readers that ask for it."""
 
@@ -91,7 +95,15 @@ BOOKIE_RECEIVING_MAX: Final = 1_024
 """Calls whose request has not arrived as a whole: with honest clients it comes with the call."""
 
 BOOKIE_LEFTOVERS_MAX: Final = 1_024
-"""Calls that are answered, and whose clients do not read even a few bytes."""
+"""Calls that are answered, and whose clients do not even read a few bytes within a second."""
+
+BOOKIE_LEFTOVER_S: Final = 1.0
+"""So long the answer of a call has to be read when there are many of them. Some thousands of long
+polls of one ledger end together, and a busy service loop takes most of this to send the answers."""
+
+BOOKIE_LEFTOVERS_AT_ONCE_MAX: Final = 10_000
+"""Of more the oldest are cut at once: above the sum of the bounds of all kinds, so that no calls
+which end together are cut, and below `BOOKIE_CALLS_MAX`."""
 
 BOOKIE_CONNECTION_SHARE: Final = 4
 """One connection may have one in so many of the calls of a kind, so that others have theirs."""
@@ -264,8 +276,9 @@ BOOKIE_ADMIN_CONNECTIONS_MAX: Final = 32
 """Scrapers and health checks are few; further connections to the admin port are closed at once."""
 
 BOOKIE_ADMIN_CONNECTION_S: Final = 10.0
-"""A connection to the admin port ends after this, once its request is answered: scrapers connect
-again, and who sends half a request does not keep others out."""
+"""A connection to the admin port ends after this, once its request is answered; it is cut if its
+client has not read the answer after as long again. Scrapers connect again, and who sends half a
+request, or reads no answer, does not keep others out."""
 
 BOOKIE_ADMIN_SHARE: Final = 10
 """Metrics are made for one in so much time at most, and as much for the status: whoever asks

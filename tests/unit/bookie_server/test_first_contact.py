@@ -14,7 +14,7 @@ from bookie_server.first_contact import Answer as KeyAnswer
 from bookie_server.first_contact import CopyAnswer, LookUps
 from bookie_server.ledger_keys import MetadataKeys
 from spark_ledger.bookie_api import Refusal
-from spark_ledger.limits.bookie import FIRST_CONTACT_TIMEOUT_S
+from spark_ledger.limits.bookie import ADDS_GO_ON_AT_ONCE, FIRST_CONTACT_TIMEOUT_S
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.ledgers import LedgerStore, ledger_path
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, MemoryTree, Outcome
@@ -157,6 +157,34 @@ def test_adds_that_waited_for_a_key_wait_for_room_as_well(keys: SlowKeys) -> Non
     assert machine.held(7) == expected(7, range(200), size=1000)
 
 
+def test_requests_that_waited_for_a_key_go_on_some_at_a_time_and_in_order(keys: SlowKeys) -> None:
+    """Ten thousand in one turn would keep the service from everybody else."""
+    machine = Machine(formatted(), keys=keys)
+    many = 2 * ADDS_GO_ON_AT_ONCE + 1
+    answers = [machine.start_add(7, [number], key=KEY) for number in range(many)]
+    keys.answer()
+    assert len(machine.held(7)) == ADDS_GO_ON_AT_ONCE and len(machine.posted) == 1
+    fence = machine.start_fence(7, key=KEY)
+    late = machine.start_add(7, [many], key=KEY)
+    machine.posted.popleft()()
+    assert len(machine.held(7)) == 2 * ADDS_GO_ON_AT_ONCE and not machine.is_fenced(7)
+    machine.settle()
+    assert answers == [[(OK, "")]] * many and fence == [(OK, "")]
+    assert late[0][0] is BookieStatus.FENCED and not keys.asked, "they came behind the others"
+    assert machine.held(7) == expected(7, range(many))
+    assert machine.start_add(7, [many], key=KEY, recovery=True) == []
+    machine.settle()
+    assert machine.held(7) == expected(7, range(many + 1)) and not keys.asked
+
+
+def test_close_refuses_those_that_have_not_gone_on_yet(machine: Machine, keys: SlowKeys) -> None:
+    answers = [machine.start_add(7, [number], key=KEY) for number in range(ADDS_GO_ON_AT_ONCE + 2)]
+    keys.answer()
+    machine.close()
+    statuses = [status for answer in answers for status, _message in answer]
+    assert statuses == [OK] * ADDS_GO_ON_AT_ONCE + [BookieStatus.IO_ERROR] * 2
+
+
 def test_close_refuses_what_waits_for_a_key(machine: Machine, keys: SlowKeys) -> None:
     answers = machine.start_add(7, [0], key=KEY)
     machine.close()
@@ -168,7 +196,7 @@ def test_close_refuses_what_waits_for_a_key(machine: Machine, keys: SlowKeys) ->
 
 def test_request_after_the_close_is_refused_and_looks_nothing_up(keys: SlowKeys) -> None:
     """Nobody would answer it any more, and the drain of the service would wait for it."""
-    contacts = LookUps(keys.look_up)
+    contacts = LookUps(keys.look_up, lambda _call: None)
     contacts.close()
     answers: list[KnownLedger | Refusal] = []
     contacts.wait(L, answers.append)

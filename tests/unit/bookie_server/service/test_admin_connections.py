@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Awaitable, Callable
 
@@ -90,6 +91,29 @@ def test_connection_that_is_being_answered_ends_behind_the_answer(
         await leave(streams)
 
     served(test, slow)
+
+
+@pytest.mark.parametrize("size", [32 << 20, 60_000], ids=["being answered", "answered"])
+def test_connection_that_reads_no_answer_ends(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """It would keep its place for ever: to close it waits until its answers are read."""
+    monkeypatch.setattr(admin, "BOOKIE_ADMIN_CONNECTIONS_MAX", 1)
+    monkeypatch.setattr(admin, "BOOKIE_ADMIN_CONNECTION_S", 0.2)
+
+    async def test(server: admin.AdminServer, port: int) -> None:
+        server._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        deaf = socket.socket()
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect(("127.0.0.1", port))
+        deaf.setblocking(False)
+        deaf.send(ASK)
+        await asyncio.sleep(0.1)
+        while await answer(another := await connect(port)) != b"HTTP/1.1 200 OK\r\n":
+            await leave(another)
+            await asyncio.sleep(0.01)
+        await leave(another)
+        deaf.close()
+
+    served(test, lambda: bytes(size))
 
 
 def test_server_that_was_stopped_keeps_no_connection_and_no_port() -> None:

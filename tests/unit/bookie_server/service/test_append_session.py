@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from bookie_server.service import append_session
+from bookie_server.service import append_session, refused_appenders
 from bookie_server.service.append_gate import AppendGate, AppendShares
 from bookie_server.service.append_session import AppendSession
 from bookie_server.service.append_turns import AppendTurns
@@ -311,7 +311,7 @@ async def test_bytes_that_are_no_request_end_the_stream(f: Fixture) -> None:
 @on_loop
 async def test_too_many_refused_tags_end_the_stream(f: Fixture) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(append_session, "BOOKIE_REFUSED_APPENDERS_MAX", 3)
+        patch.setattr(refused_appenders, "BOOKIE_REFUSED_APPENDERS_MAX", 3)
         for tag in range(4):
             f.bookie.refuse_next = BookieStatus.FENCED, "fenced"
             f.context.send((tag, 0))

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from bookie_server.service import append_session
+from bookie_server.service import append_session, refused_appenders
 from bookie_server.service.append_gate import AppendGate
 from bookie_server.service.guard.nonsense import Nonsense
 from spark_ledger.bookie_api import Done
@@ -232,7 +232,7 @@ async def test_less_is_taken_in_while_memory_is_short(
 async def test_appender_counts_once_however_many_of_its_runs_are_refused(f: Fixture) -> None:
     bookie = out_of_order(f)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(append_session, "BOOKIE_REFUSED_APPENDERS_MAX", 2)
+        patch.setattr(refused_appenders, "BOOKIE_REFUSED_APPENDERS_MAX", 2)
         f.context.send(*((1, entry) for entry in range(5)))
         await settle()
         for answer in bookie.answers:

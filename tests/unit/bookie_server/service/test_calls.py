@@ -337,25 +337,6 @@ async def test_part_counts_until_the_next_is_written_or_the_call_ends() -> None:
     await until(lambda: room.bytes_held == 0)
 
 
-@on_loop
-async def test_answered_call_whose_client_does_not_read_is_cut_when_there_are_too_many() -> None:
-    leftovers = calls.Leftovers(hang_up)
-
-    async def call() -> None:
-        leftovers.handler_ended(name())
-        leftovers.handler_ended(name())  # a call is counted once
-        await asyncio.Event().wait()  # gRPC sends the status
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(calls, "BOOKIE_LEFTOVERS_MAX", 2)
-        tasks = [asyncio.ensure_future(call()) for _number in range(4)]
-        await until(lambda: tasks[1].done())
-        assert [task.cancelled() for task in tasks] == [True, True, False, False]
-        tasks[2].cancel()
-        tasks[3].cancel()
-        await until(lambda: not leftovers._calls)
-
-
 def test_refused_calls_make_no_room_and_ended_ones_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BOUNDS, Kind.READ, 8)
     limits = CallLimits(nobody, Counter())

@@ -59,7 +59,7 @@ def test_call_is_counted_once_by_its_outcome_and_left_over_when_its_handler_is_d
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One left over is one too many here: its connection ends, and no other."""
-    monkeypatch.setattr(calls, "BOOKIE_LEFTOVERS_MAX", 0)
+    monkeypatch.setattr(calls, "BOOKIE_LEFTOVERS_AT_ONCE_MAX", 0)
     metrics, ended, running = ServiceMetrics(), list[tuple[str, Why]](), list[int]()
     context = Context(code)
 

@@ -13,6 +13,7 @@ from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
 from bookie_server.storage.fs.posix_fs import PosixFileSystem
 from bookie_server.storage.fs.vfs import FileSystem
+from bookie_server.storage.journal import journal
 from bookie_server.storage.journal.changes import fence_body
 from bookie_server.storage.journal.files import (
     journal_numbers,
@@ -67,6 +68,23 @@ def test_batch_is_bounded_in_bytes(files: MemoryFileSystem) -> None:
     while writer.journal.commit_pending():
         pass
     assert [len(batch) for batch in read(files)] == [12, 12, 6], "at most 100 bytes of 8"
+
+
+def test_batch_is_bounded_in_records(
+    files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it are answered in one turn: of the smallest records that would take half a second."""
+    monkeypatch.setattr(journal, "_BATCH_RECORDS_MAX", 3)
+    writer = Writer(files)
+    writer.append(*range(7))
+    size = writer.journal.bytes_in_flight // 7
+    for done in (3, 6, 7):
+        assert writer.journal.commit_pending()
+        writer.run_posted()
+        assert list(writer.answers) == list(range(done))
+        assert writer.journal.bytes_in_flight == (7 - done) * size
+    assert not writer.journal.commit_pending()
+    assert read(files.crash_clone(None)) == [[0, 1, 2], [3, 4, 5], [6]]
 
 
 def test_completion_runs_only_after_the_sync(files: MemoryFileSystem) -> None:
