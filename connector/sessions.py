@@ -109,6 +109,12 @@ def connection(options: ConnectionOptions) -> StreamConnection:
     return _session(options).connection
 
 
+def is_connected(options: ConnectionOptions) -> bool:
+    """Whether this process has reached the cluster, by these options, at some time."""
+    with _LOCK:
+        return _owner_pid == os.getpid() and options in _SESSIONS
+
+
 def counters(options: ConnectionOptions) -> ClientCounters:
     """What the connection of this process has done so far. One that is yet to be made is not made
     for that: it has done nothing."""

@@ -190,8 +190,13 @@ class LedgerSource:
         ]
 
     def _length_at(self, entry_id: int) -> int:
-        """Payload bytes of the ledger up to and with an entry, which every entry carries."""
-        (entry,) = self._reader.read(EntryId(entry_id), EntryId(entry_id))
+        """Payload bytes of the ledger up to and with an entry, which every entry carries.
+
+        An offset ends at what was confirmed, and this reader may have heard of less since.
+        """
+        (entry,) = self._reader.read(
+            EntryId(entry_id), EntryId(entry_id), unconfirmed=not self._reader.is_closed
+        )
         return entry.length
 
     def forget(self, end: CheckpointOffset) -> None:

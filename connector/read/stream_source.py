@@ -99,7 +99,7 @@ class StreamSource:
     def _option_position(self, position: PositionJson, option: str, head: Head) -> Dlsn:
         """A position that the user gave. If it names a stream, that must be this one (rule T7).
 
-        Raises DataLossError if it is an offset of a row that was truncated.
+        Of a truncated row it is the first row kept, or a DataLossError if failOnDataLoss is true.
         """
         if position.offset is not None:
             if position.offset > head.rows:
@@ -107,7 +107,14 @@ class StreamSource:
                     f"{self._options.subject}: {option} {position.offset} lies behind the end, "
                     f"{head.rows}"
                 )
-            return self._stream.position_of_row(position.offset)
+            try:
+                return self._stream.position_of_row(position.offset)
+            except DataLossError as error:
+                if self._options.fail_on_data_loss:
+                    raise
+                how = "is the first row kept, because failOnDataLoss=false"
+                logger.warning("%s; %s %s", error, option, how)
+                return self._stream.head().earliest  # newer than the head that has the row
         if position.stream in ("", self._stream_id):
             return position.dlsn
         raise ConfigurationError(
@@ -123,13 +130,7 @@ class StreamSource:
         if options.start_transaction is not None:
             return self._position_of(options.start_transaction)
         if isinstance(options.start, PositionJson):
-            try:
-                position = self._option_position(options.start, "startingPosition", head)
-            except DataLossError as error:  # an offset
-                if options.fail_on_data_loss:
-                    raise
-                logger.warning("%s; going on from there, because failOnDataLoss=false", error)
-                return head.earliest
+            position = self._option_position(options.start, "startingPosition", head)
             return self._canonical(self._readable(head, position, "startingPosition"), head)
         return head.earliest if options.start == "earliest" else head.end
 

@@ -24,6 +24,7 @@ from spark_ledger.errors import (
 from spark_ledger.limits.connector import (
     RETRY_AT_START_S,
     RETRY_IN_TASK_S,
+    RETRY_S,
     STREAM_CREATE_ATTEMPTS,
 )
 from spark_ledger.stream.declared import declared_columns
@@ -41,11 +42,13 @@ def prepare_stream(options: WriteOptions, schema: StructType) -> str:
     Raises NoSuchStreamError if there is no stream and createStream=false, SchemaMismatchError
     naming the column if the stream does not take rows of ``schema``.
     """
+    # A cluster that this process has reached has the right URI, and may have a query that runs.
+    is_known = sessions.is_connected(options.connection)
     return retry_transient(
         lambda: _prepare(options, schema),
         f"stream {options.stream!r}: preparing a write",
         idempotent=True,
-        budget_s=RETRY_AT_START_S,
+        budget_s=RETRY_S if is_known else RETRY_AT_START_S,
     )
 
 

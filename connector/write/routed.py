@@ -26,9 +26,10 @@ from pyspark.sql.types import StructType
 from connector import sessions
 from connector.garbage import set_aside
 from connector.options import WriteOptions
-from connector.retry import RetryBudget, retry_transient
+from connector.retry import retry_transient
 from connector.schema import arrow_schema_of
 from connector.sentences import one_sentence
+from connector.write.handles import written_streams
 from connector.write.repeated import (
     MicroBatch,
     check_repeated,
@@ -37,8 +38,7 @@ from connector.write.repeated import (
 )
 from connector.write.routed_task import Part, TaskRouted, route_of, write_routed
 from connector.write.task import report_of_all, streaming_task, written_by_tasks
-from spark_ledger.errors import ConfigurationError, ConflictError, NoSuchStreamError
-from spark_ledger.limits.connector import METADATA_LAG_S
+from spark_ledger.errors import ConfigurationError, ConflictError
 from spark_ledger.spark.reports import send
 from spark_ledger.stream.model import Segment
 
@@ -68,22 +68,9 @@ def parts_by_stream(messages: Sequence[WriterCommitMessage | None]) -> list[Part
 
 
 def open_parts(options: WriteOptions, parts: Sequence[Part]) -> list[tuple[Stream, Part]]:
-    """The handles of the streams that the tasks wrote to, and of no later ones (rule T7).
-
-    A task may have made a stream just now, and the metadata server that answers here lags: so one
-    that is not there is looked for again. Raises NoSuchStreamError.
-    """
-    budget = RetryBudget(f"{options.subject}: opening them", METADATA_LAG_S)
-    opened: list[tuple[Stream, Part]] = []
-    while len(opened) < len(parts):
-        part = parts[len(opened)]
-        try:
-            stream = sessions.stream(options.connection, part.name, part.stream_id)
-        except NoSuchStreamError as error:
-            budget.pause_or_raise(error)
-        else:
-            opened.append((stream, part))
-    return opened
+    """The handles of the streams that the tasks wrote to. Raises as ``written_streams``."""
+    streams = written_streams(options, [(part.name, part.stream_id) for part in parts])
+    return list(zip(streams, parts, strict=True))
 
 
 @one_sentence("write", "commit")
@@ -220,10 +207,9 @@ class RoutedStreamWriter(DataSourceStreamArrowWriter):
             for stream, _ in opened:
                 retry_transient(partial(check_sink_name, stream, batch), operation)
         offered: list[tuple[Stream, Sequence[Segment]]] = [(s, p.segments) for s, p in opened]
-        connection = sessions.connection(self._options.connection)
         try:
             commits = retry_transient(
-                lambda: connection.commit_to(
+                lambda: sessions.connection(self._options.connection).commit_to(
                     offered,
                     sink_id=batch.sink_id,
                     transaction_id=batch.batch_id,

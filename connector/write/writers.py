@@ -28,6 +28,7 @@ from connector.options import WriteOptions
 from connector.retry import retry_transient
 from connector.schema import arrow_schema_of
 from connector.sentences import one_sentence
+from connector.write.handles import written_streams
 from connector.write.prepare import prepare_stream
 from connector.write.repeated import (
     MicroBatch,
@@ -254,7 +255,7 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):
     def _commit(self, batch: MicroBatch, stream_id: str) -> None:
         # The tasks' stream, not the one that has the name now: it may have been made again since,
         # and the segments fit only the schemas of theirs (rule T7).
-        stream = sessions.stream(self._options.connection, self._options.stream, stream_id)
+        (stream,) = written_streams(self._options, [(self._options.stream, stream_id)])
         operation = f"stream {stream.name!r}: the commit of micro-batch {batch.batch_id}"
         may_be_repeated = is_first_of_run(batch)
         if may_be_repeated:

@@ -10,6 +10,7 @@ import logging
 
 from spark_ledger.errors import ConflictError, DataLossError, NotFoundError
 from spark_ledger.metadata.base import Check, Delete, MetadataStore
+from spark_ledger.stream.commit.commit_log import ascending_parts
 from spark_ledger.stream.model import Head, SinkRecord
 from spark_ledger.stream.nodes import StreamNodes
 from spark_ledger.stream.stream import Stream
@@ -18,17 +19,18 @@ logger = logging.getLogger(__name__)
 
 
 async def forget_sinks(
-    store: MetadataStore, stream: Stream, elected: Check, *, older_than_s: float
+    store: MetadataStore, stream: Stream, elected: Check, *, older_than_s: float, now_ms: int
 ) -> int:
     """Remove the records of sinks that have committed nothing for so long; how many.
 
-    The age is the time between commits of the stream, and no clock has a part in it: where nobody
-    commits, nothing gets old. A record that changes meanwhile stays. Raises what the store raises.
+    The age is the time that the stream has gone on since: where nobody commits, nothing gets old.
+    ``now_ms`` is the time of the keeper (rule K7). A record that changes meanwhile stays. Raises
+    what the store raises.
     """
     nodes, head, count = StreamNodes(store, stream.name), await stream.head(), 0
     for record in await nodes.sinks():
         found = await nodes.sink(record.sink_id)
-        if found is None or await _age_ms(stream, head, found.value) < older_than_s * 1000:
+        if found is None or await _age_ms(stream, head, found.value, now_ms) < older_than_s * 1000:
             continue
         gone = Delete(nodes.sink_path(record.sink_id), found.version)
         try:
@@ -41,13 +43,20 @@ async def forget_sinks(
     return count
 
 
-async def _age_ms(stream: Stream, head: Head, record: SinkRecord) -> int:
-    """For how long the stream has gone on without the sink. Of a commit that was truncated it is
-    known that it is older than the first that is left."""
-    number = max(record.commit, head.earliest_commit)
+async def _age_ms(stream: Stream, head: Head, record: SinkRecord, now_ms: int) -> int:
+    """For how long the stream has gone on behind the first commit after the sink's, at least. Of a
+    commit that was truncated it is known that it is older than the first that is left.
+
+    Commits are dated by their drivers, of which some are a month behind or a year ahead (rule T10).
+    So it counts from the latest time up to the commit behind, and to the smaller of two clocks.
+    """
+    number = max(record.commit + 1, head.earliest_commit)
     if number >= head.next_commit:
         return 0
+    # Times ascend in each part, so none before is later than these.
+    ends = [end - 1 for _, end in ascending_parts(head) if end <= number]
     try:
-        return head.time_ms - (await stream.commit(number)).time_ms
+        latest_ms = max([(await stream.commit(each)).time_ms for each in (*ends, number)])
     except (DataLossError, NotFoundError):
         return 0  # truncated meanwhile: the next sweep knows
+    return min(now_ms, head.time_ms) - latest_ms

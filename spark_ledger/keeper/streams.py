@@ -239,7 +239,11 @@ class StreamKeeper:
             await self._sweep_one(stream, now_ms)
             if self._sink_records_s:
                 self.done["sinks"] += await forget_sinks(
-                    self._store, stream, self._guard(), older_than_s=self._sink_records_s
+                    self._store,
+                    stream,
+                    self._guard(),
+                    older_than_s=self._sink_records_s,
+                    now_ms=now_ms,
                 )
         finally:
             await stream.close()

@@ -100,8 +100,10 @@ def test_forked_child_keeps_what_its_parent_has_and_counts_from_zero(
         StreamConnection, "counters", property(lambda _: ClientCounters(read_requests=9))
     )
     assert sessions.counters(options).read_requests == 9
+    assert sessions.is_connected(options)
     monkeypatch.setattr(sessions, "os", SimpleNamespace(getpid=lambda: -7))
     assert sessions.counters(options) == ClientCounters(), "of a task that has done nothing yet"
+    assert not sessions.is_connected(options)
     sessions.connection(options)
     gc.collect()
     kept = parents()

@@ -15,6 +15,7 @@ from spark_ledger.errors import (
     DataLossError,
     MetadataUnavailableError,
     NoSuchLedgerError,
+    ReadBeyondConfirmedError,
 )
 from spark_ledger.limits import MIB
 from spark_ledger.limits.client import TAIL_METADATA_WAIT_S
@@ -67,8 +68,10 @@ class Ledger:
     def refresh_confirmed(self) -> None:
         self.last_add_confirmed = len(self.sizes) - 1
 
-    def read(self, first: int, last: int) -> list[Entry]:
-        assert 0 <= first <= last <= self.last_add_confirmed
+    def read(self, first: int, last: int, *, unconfirmed: bool = False) -> list[Entry]:
+        assert 0 <= first <= last and not (unconfirmed and self.is_closed)
+        if last > self.last_add_confirmed and not unconfirmed:
+            raise ReadBeyondConfirmedError(f"entry {last} of ledger 5 is not confirmed")
         return [
             Entry(LedgerId(5), EntryId(n), b"", EntryId(n - 1), sum(self.sizes[: n + 1]))
             for n in range(first, last + 1)
@@ -281,6 +284,28 @@ def test_plan_has_as_many_partitions_as_the_bytes_of_its_range_need(clock: Clock
     assert reader.plan(offset(7), offset(7)) == []
     (single,) = source(ledger, clock).plan(offset(19), offset(20))
     assert (single.first_entry, single.last_entry) == (19, 19)
+
+
+@pytest.mark.parametrize(("start", "known"), [(0, 1), (2, 1), (0, 3), (2, 3)])
+def test_plan_ends_where_the_offset_says_though_this_reader_knows_of_less(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, start: int, known: int
+) -> None:
+    """The bookie that told the driver before its restart what is confirmed may be down since."""
+    ledger = Ledger(1, 1, 1)
+
+    def know_less() -> None:
+        ledger.last_add_confirmed = known - 1
+
+    monkeypatch.setattr(ledger, "refresh", know_less)
+    (part,) = source(ledger, clock).plan(offset(start), offset(3))
+    assert (part.first_entry, part.last_entry) == (start, 2)
+    know_less()
+    ledger.is_closed = True
+    if known < 3:
+        with pytest.raises(ReadBeyondConfirmedError):
+            source(ledger, clock).plan(offset(start), offset(3))
+    else:
+        source(ledger, clock).plan(offset(start), offset(3))
 
 
 def test_plan_names_the_bookies_of_each_partition(clock: Clock) -> None:

@@ -119,6 +119,39 @@ def test_offset_of_a_truncated_row_fails_or_moves_to_the_earliest(
     assert "the row with the offset 8 was truncated" in caplog.text
 
 
+def test_end_at_a_truncated_row_fails_or_is_an_empty_read(
+    stream: FakeStream, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream.truncate(Dlsn(1))
+    for start in ({}, {"startingPosition": '{"offset": 3}'}):
+        given = {**start, "endingPosition": '{"offset": 8}'}
+        with pytest.raises(DataLossError, match="the row with the offset 8 was truncated"):
+            source(stream, clock=Clock(), **given).final_offset()
+        lenient = source(stream, clock=Clock(), **given, failOnDataLoss="false")
+        with caplog.at_level(logging.WARNING):
+            begin, end = lenient.initial_offset(), lenient.final_offset()
+        assert begin == end == offset(1)
+        assert lenient.plan(begin, end) == []
+    assert "8 was truncated; endingPosition is the first row kept" in caplog.text
+
+
+@pytest.mark.parametrize("option", ["startingPosition", "endingPosition"])
+def test_row_that_is_truncated_while_it_is_looked_for_is_as_one_of_before(
+    stream: FakeStream, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    find = stream.position_of_row
+
+    def truncated(row: int) -> Dlsn:
+        stream.truncate(Dlsn(1))
+        return find(row)
+
+    monkeypatch.setattr(stream, "position_of_row", truncated)
+    given = {option: '{"offset": 8}', "failOnDataLoss": "false"}
+    lenient = source(stream, clock=Clock(), **given)
+    is_start = option == "startingPosition"
+    assert (lenient.initial_offset() if is_start else lenient.final_offset()) == offset(1)
+
+
 def test_initial_offset_is_resolved_once(stream: FakeStream) -> None:
     reader = source(stream, startingPosition="latest")
     before = reader.initial_offset()

@@ -1,0 +1,40 @@
+"""Opens the streams that the tasks of a write wrote to, for its commit.
+
+Runs in the commit process beside Spark's driver. A process that Spark has just made has no handle,
+nor a connection, and looks both up in the middle of a query that runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from connector import sessions
+from connector.options import WriteOptions
+from connector.retry import RetryBudget
+from spark_ledger.errors import NoSuchStreamError, RetryableError
+from spark_ledger.limits.connector import METADATA_LAG_S, RETRY_S
+
+if TYPE_CHECKING:
+    from spark_ledger.stream.blocking import Stream
+
+
+def written_streams(options: WriteOptions, written: Sequence[tuple[str, str]]) -> list[Stream]:
+    """The handles of the streams with these names and ids, and of no later ones (rule T7).
+
+    A store that is away is waited for. A stream may have been made just now, and the metadata
+    server that answers here lags: so one that is not there is looked for again. All of them share
+    both waits. Raises NoSuchStreamError, MetadataUnavailableError.
+    """
+    operation = f"{options.subject}: opening for the commit"
+    lag, outage = RetryBudget(operation, METADATA_LAG_S), RetryBudget(operation, RETRY_S)
+    opened: list[Stream] = []
+    while len(opened) < len(written):
+        name, stream_id = written[len(opened)]
+        try:
+            opened.append(sessions.stream(options.connection, name, stream_id))
+        except NoSuchStreamError as error:
+            lag.pause_or_raise(error)
+        except RetryableError as error:
+            outage.pause_or_raise(error)
+    return opened
