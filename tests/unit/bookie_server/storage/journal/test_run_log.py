@@ -256,6 +256,34 @@ def test_run_log_without_room_is_tried_again_after_a_while_and_one_that_failed_i
     assert machine.held(LEDGER) == expected(LEDGER, range(5), LARGE)
 
 
+def test_run_log_whose_next_file_is_there_without_room_for_its_name_writes_on_in_that_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A batch behind it in the file before would be one that the next file does not begin with."""
+    monkeypatch.setattr(logs, "_RETRY_AFTER_BATCHES", 0)
+    files, refused = formatted(), list[Operation]()
+
+    def plan(operation: Operation) -> Fault | None:
+        hit = operation.kind == "sync_directory" and operation.path == RUN_LOG
+        if not hit or refused or 2 not in journal_numbers(files, RUN_LOG):
+            return None
+        refused.append(operation)
+        return Fault(errno.ENOSPC)
+
+    machine = Machine(FaultFileSystem(files, plan), CONFIG)
+    added: dict[int, bytes] = {}
+    while not refused:
+        entries = range(len(added), len(added) + 5)
+        assert machine.add(LEDGER, entries, size=LARGE) is OK
+        added |= expected(LEDGER, entries, LARGE)
+    entries = [len(added)]  # there is room for it in the first file
+    assert machine.add(LEDGER, entries, size=LARGE) is OK
+    again = Machine(lost(files), CONFIG)
+    assert again.held(LEDGER) == added | expected(LEDGER, entries, LARGE)
+    machine.close()
+    assert Machine(lost(files), CONFIG).held(LEDGER) == again.held(LEDGER)
+
+
 def test_run_log_on_a_disk_above_its_mark_gets_no_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
