@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from bookie_server.daemon_thread import in_daemon_thread
@@ -84,13 +84,19 @@ class Refetch:
             ledger = (await self._ledgers.read_latest(ledger_id)).value
         except NoSuchLedgerError:
             if held is None:  # deleted in the metadata, and collected here
-                await self._settle(ledger_id, set(lacks))
+                await self._settle(lacks, lambda _lack: True)
             return
-        holes = {
-            lack: hole(ledger, self._bookie_id, lack.first, lack.last, (held or {}).get(lack, ()))
-            for lack in lacks
-        }
-        await self._settle(ledger_id, {lack for lack in lacks if holes[lack] is Hole.NONE})
+
+        def hole_in(lack: Lack, held: Sequence[tuple[EntryId, EntryId]]) -> Hole:
+            return hole(ledger, self._bookie_id, lack.first, lack.last, held)
+
+        holes = {lack: hole_in(lack, (held or {}).get(lack, ())) for lack in lacks}
+        # What is held may be in memory only, or in the damaged block itself, whose row is still
+        # there or on its way out. That would be denied one day if the list did not have it.
+        await self._settle(
+            [lack for lack in lacks if holes[lack] is Hole.NONE],
+            lambda lack: hole_in(lack, self._bookie.lacking.copies_of(lack)) is Hole.NONE,
+        )
         if Hole.REPAIR in holes.values():
             # No bookie is named: this one is not lost, it only lacks something.
             await mark(self._store, ledger_id, frozenset(), copies_left(ledger, {self._bookie_id}))
@@ -117,7 +123,15 @@ class Refetch:
         await in_daemon_thread(lambda: known.append(ask()))
         return found if known[0] else None
 
-    async def _settle(self, ledger_id: LedgerId, lacks: set[Lack]) -> None:
+    async def _settle(self, lacks: Sequence[Lack], is_whole: Callable[[Lack], bool]) -> None:
+        """Take those stretches of a ledger off the list of which that is true. It is asked in a
+        thread of its own, which waits for a scrub that takes rows out."""
+
+        def settle() -> None:
+            if gone := self._bookie.lacking.refetched(lacks, is_whole):
+                logger.info(
+                    "ledger %d: %d damaged stretches are whole again", lacks[0].ledger_id, gone
+                )
+
         if lacks:
-            logger.info("ledger %d: %d damaged stretches are whole again", ledger_id, len(lacks))
-            await in_daemon_thread(lambda: self._bookie.lacking.refetched(list(lacks)))
+            await in_daemon_thread(settle)

@@ -322,7 +322,12 @@ class LmdbIndex:
 
     def begin(self) -> IndexUpdate:
         with translated(self._path):
-            return LmdbUpdate(self._tables, self._env.begin(write=True))
+            transaction = self._env.begin(write=True)
+            try:
+                return LmdbUpdate(self._tables, transaction)
+            except BaseException:
+                transaction.abort()  # else the next one would wait for it
+                raise
 
     def close(self) -> None:
         self._env.close()

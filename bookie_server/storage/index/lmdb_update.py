@@ -6,7 +6,7 @@ from typing import Any
 
 from bookie_server.core.ledger_record import KEY_HASH_BYTES, LedgerRecord
 from bookie_server.storage.freeing import free_slowly
-from bookie_server.storage.index.base import BlockLocation, IndexRow, RowsInRange
+from bookie_server.storage.index.base import BlockLocation, IndexRow, NotCommittedError, RowsInRange
 from bookie_server.storage.index.lmdb_commit import commit_now
 from bookie_server.storage.index.lmdb_errors import translated
 from bookie_server.storage.index.lmdb_heal import drop_damaged_rows
@@ -225,6 +225,26 @@ class LmdbUpdate:
             self._transaction.put(key, sealed(key, pack_mark(mark)), db=self._meta)
 
     def commit(self) -> None:
+        try:
+            self._put_what_is_gathered()
+        except OSError as error:  # no commit was begun
+            raise NotCommittedError(error.errno, error.strerror) from error
+        with translated(self._path):
+            # Before the commit: a ledger that is known and not there any more would look lost.
+            self._tables.known.difference_update(self._deleted)
+            try:
+                commit_now(self._tables.env, self._transaction, self._path)
+            except BaseException:
+                self._tables.known.update(self._deleted)
+                raise
+        # After the commit: a ledger that could be known before it is durable would look lost.
+        self._tables.known.update(self._changed)
+        self._tables.with_rows.update(self._proofs)
+        emptied = {ledger_id for ledger_id, proof in self._proofs.items() if not proof.values}
+        self._tables.with_rows.difference_update(emptied)
+        free_slowly(self._proofs)
+
+    def _put_what_is_gathered(self) -> None:
         self._put_new_rows()
         self._put_new_records()
         with translated(self._path):
@@ -243,19 +263,6 @@ class LmdbUpdate:
                 stored = sealed(name, PROOF.pack(*total))
                 self._transaction.put(name, stored, db=self._meta)
             self._log_uses.store(self._rows_proof)
-            # Before the commit: a ledger that is known and not there any more would look lost.
-            self._tables.known.difference_update(self._deleted)
-            try:
-                commit_now(self._tables.env, self._transaction, self._path)
-            except BaseException:
-                self._tables.known.update(self._deleted)
-                raise
-        # After the commit: a ledger that could be known before it is durable would look lost.
-        self._tables.known.update(self._changed)
-        self._tables.with_rows.update(self._proofs)
-        emptied = {ledger_id for ledger_id, proof in self._proofs.items() if not proof.values}
-        self._tables.with_rows.difference_update(emptied)
-        free_slowly(self._proofs)
 
     def abort(self) -> None:
         self._transaction.abort()

@@ -64,6 +64,9 @@ class BatchLog:
         self._file: File | None = None
         self._seed = 0
         self._end = end
+        self._must_roll = False
+        """A roll has failed: the next file may be there, and begins behind the last batch of this
+        one. No other batch may follow here."""
 
     @property
     def end(self) -> Mark:
@@ -89,7 +92,8 @@ class BatchLog:
     def _needs_file(self, room: int) -> bool:
         start = self._end
         is_begun = start.offset > FILE_HEADER_BYTES
-        return not self.has_file or (is_begun and start.offset + room > self.file_bytes)
+        is_full = is_begun and start.offset + room > self.file_bytes
+        return not self.has_file or self._must_roll or is_full
 
     def write(self, records: Sequence[tuple[int, Block]]) -> WrittenBatch:
         """Write and sync a batch (rules S1 and S11).
@@ -114,6 +118,7 @@ class BatchLog:
         """Go on in the next file; the mark of its first batch. Raises as ``write``."""
         end = self._end
         number = end.file_number + 1
+        self._must_roll = True
         # First the new file, then its name in the old one: a name of nothing would be a file lost.
         file, seed = self.supply.take(number, end, is_first=self._file is None)
         if self._file is not None:
@@ -121,6 +126,7 @@ class BatchLog:
             self._file.close()
         self._file, self._seed = file, seed
         self._end = Mark(number, FILE_HEADER_BYTES, end.sequence, end.chain)
+        self._must_roll = False
         # The same batch, in a later file: a mark that is taken from now on lets the full file go.
         assert end.is_behind(self._end), f"{self._end} does not follow {end}"
         return self._end

@@ -233,7 +233,11 @@ def _flush(
     """Store what was applied. On a full disk it stays in memory, and the journal keeps it: all of
     it was in memory before the restart as well, so there is room (rule S14)."""
     try:
+        # A flush that failed has set a part apart, and the next call stores that part only.
+        is_made_up_for = store.cache.is_frozen
         store.flush(end, run_log_end)
+        if is_made_up_for:
+            store.flush(end, run_log_end)
     except OSError as error:
         if not is_no_space(error):
             raise

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
@@ -20,7 +20,8 @@ import msgspec
 from bookie_server.storage.fs.vfs import FileSystem, read_file, write_file_durably
 from bookie_server.storage.index.base import Index, IndexRow
 from bookie_server.storage.ledgers.entry_log import EntryLogReader
-from bookie_server.storage.ledgers.lacking import NO_LOG, Lack, Lacking
+from bookie_server.storage.ledgers.lacking import NO_LOG, Lack, Lacking, Range
+from bookie_server.storage.ledgers.stretches import stretches
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import KIB
 from spark_ledger.limits.storage import (
@@ -239,19 +240,23 @@ class DirectoryScrub:
         if not bad:
             return
         try:
-            self.lacking.add(lack for _, lack in bad)
-            with flush_lock:
-                update = self._index.begin()
-                try:
-                    for row, _ in bad:
-                        update.delete_row(ledger_id, row)
-                    update.commit()
-                except BaseException:
-                    update.abort()
-                    raise
+            with self.lacking.lock:
+                self.lacking.add(lack for _, lack in bad)
+                with flush_lock:
+                    self._delete_rows(ledger_id, [row for row, _ in bad])
         except (OSError, CorruptionError) as error:
             raise _StaysError(error) from error
         bad.clear()
+
+    def _delete_rows(self, ledger_id: LedgerId, rows: Sequence[IndexRow]) -> None:
+        update = self._index.begin()
+        try:
+            for row in rows:
+                update.delete_row(ledger_id, row)
+            update.commit()
+        except BaseException:
+            update.abort()
+            raise
 
     def _try_to_heal(self, flush_lock: Lock) -> OSError | CorruptionError | None:
         """Heal the index if a pass has met what does not add up; why that failed."""
@@ -267,7 +272,7 @@ class DirectoryScrub:
     def _heal(self, flush_lock: Lock) -> None:
         """Take the rows of ledgers that do not add up out of the index, once all that they may have
         named is on the list (rule S24)."""
-        with flush_lock:
+        with self.lacking.lock, flush_lock:
             update = self._index.begin()
             try:
                 dropped = update.drop_damaged()
@@ -283,6 +288,43 @@ class DirectoryScrub:
             except BaseException:
                 update.abort()
                 raise
+
+    # -- copies ------------------------------------------------------------------------------------
+
+    def copies_of(self, lack: Lack) -> list[Range]:
+        """What rows name of a stretch on the list, ascending, without what cannot be read; any
+        thread.
+
+        The write cache does not count: what is there only may be lost by a crash, and once the
+        stretch is off the list it would be denied (rule S22). The damaged block does not count
+        either, if its row is still there: so all blocks in its log are read. Raises OSError and
+        CorruptionError if the index cannot be read.
+        """
+        found: list[Range] = []
+        first: EntryId | None = lack.first
+        while first is not None and first <= lack.last:
+            rows = self._index.rows_from(lack.ledger_id, first, COMPACTION_ROWS_AT_ONCE + 1)
+            behind = rows[COMPACTION_ROWS_AT_ONCE:]
+            for number, row in enumerate(rows[:COMPACTION_ROWS_AT_ONCE], start=1):
+                if row.first_entry <= lack.last:
+                    end = rows[number].first_entry if number < len(rows) else None
+                    found += self._readable(lack, row, end)
+            first = behind[0].first_entry if behind else None
+        return found
+
+    def _readable(self, lack: Lack, row: IndexRow, end: EntryId | None) -> Iterator[Range]:
+        """Entries that a row decides about, up to before ``end``, if its block can be read."""
+        last = row.last_entry if end is None else EntryId(min(row.last_entry, end - 1))
+        if not row.is_sparse and row.location.log_id != lack.log_id:
+            yield row.first_entry, last
+            return
+        try:
+            run = self._read_block(lack.ledger_id, row)
+        except (CorruptionError, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in _DISK_ERRORS:
+                raise
+            return
+        yield from stretches([each for each in run.ids() if row.first_entry <= each <= last])
 
     # -- the position ------------------------------------------------------------------------------
 

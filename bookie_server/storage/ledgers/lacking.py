@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from typing import Final, NamedTuple
 
 import msgspec
@@ -45,6 +45,9 @@ class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lacks: list[Lack]
 
 
+Range = tuple[EntryId, EntryId]
+
+
 class TooMuchLackingError(OSError):
     """So much is damaged that the list has no room for more: the disk has to be replaced."""
 
@@ -52,8 +55,12 @@ class TooMuchLackingError(OSError):
 class LackingLedgers:
     """The lists of all directories of a bookie; *any thread*."""
 
-    def __init__(self, directories: Sequence[Lacking]) -> None:
+    def __init__(
+        self, directories: Sequence[Lacking], copies_of: Callable[[Lack], list[Range]]
+    ) -> None:
+        """``copies_of``: see ``DirectoryScrub.copies_of``."""
         self._directories = tuple(directories)
+        self.copies_of = copies_of
 
     def ledgers(self) -> list[LedgerId]:
         """The ledgers of which something is lacking, ascending."""
@@ -63,12 +70,23 @@ class LackingLedgers:
         """What is lacking of one ledger."""
         return self._directory_of(ledger_id).of(ledger_id)
 
-    def refetched(self, lacks: Sequence[Lack]) -> None:
-        """These stretches are here again, or not wanted here any more. Raises OSError if that
-        cannot be written down; then they stay on the list."""
+    def refetched(
+        self, lacks: Sequence[Lack], is_whole: Callable[[Lack], bool] = lambda _lack: True
+    ) -> int:
+        """Those of these stretches that ``is_whole`` says are here again, or not wanted here any
+        more, leave the list; how many. Not the service thread: it waits for a flush.
+
+        It is asked under the list's lock: no row that it counts is on its way out of the index.
+        Raises what it raises, and OSError if the change cannot be written down; then they stay on
+        the list.
+        """
+        gone = 0
         for ledger_id in {lack.ledger_id for lack in lacks}:
-            of_ledger = [lack for lack in lacks if lack.ledger_id == ledger_id]
-            self._directory_of(ledger_id).remove(of_ledger)
+            directory = self._directory_of(ledger_id)
+            with directory.lock:
+                of_ledger = [lack for lack in lacks if lack.ledger_id == ledger_id]
+                gone += directory.remove(filter(is_whole, of_ledger))
+        return gone
 
     def _directory_of(self, ledger_id: LedgerId) -> Lacking:
         return self._directories[ledger_id % len(self._directories)]
@@ -83,9 +101,11 @@ class Lacking:
         self._path = directory / LACKING_NAME
         self.refetched = 0
         """How many left the list since the process began; whoever takes them off."""
-        # Held by whoever changes the list, and its file with it.
-        self._lock = Lock()
-        # Replaced whole under _lock; any thread reads it.
+        self.lock = RLock()
+        """Held by whoever changes the list, and its file with it; by whoever takes damaged rows
+        out of the index, from the note of them until they are gone; and by whoever takes stretches
+        off, from the look at what is stored. Taken before the flush lock."""
+        # Replaced whole under the lock; any thread reads it.
         self._by_ledger: dict[LedgerId, tuple[Lack, ...]] = _grouped(self._read())
 
     def of(self, ledger_id: LedgerId) -> tuple[Lack, ...]:
@@ -115,15 +135,17 @@ class Lacking:
         if more:
             self._change(lambda now: [*now, *more])
 
-    def remove(self, lacks: Iterable[Lack]) -> None:
-        """Take some off the list: the entries are here, or not wanted here. Raises as ``add``."""
+    def remove(self, lacks: Iterable[Lack]) -> int:
+        """Take some off the list: the entries are here, or not wanted here; how many were on it.
+        Raises as ``add``."""
         gone = {lack for lack in lacks if lack in self.of(lack.ledger_id)}
         if gone:
             self._change(lambda now: [lack for lack in now if lack not in gone])
             self.refetched += len(gone)
+        return len(gone)
 
     def _change(self, change: Callable[[list[Lack]], list[Lack]]) -> None:
-        with self._lock:
+        with self.lock:
             before = [lack for lacks in self._by_ledger.values() for lack in lacks]
             after = change(before)
             if len(after) > max(LACKING_MAX, len(before)):

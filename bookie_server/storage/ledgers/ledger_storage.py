@@ -132,7 +132,10 @@ class LedgerStorage:
             bytes_per_s=compaction_bytes_per_s,
             on_fatal=on_fatal,
         )
-        self.lacking = LackingLedgers([store.lacking for store in stores])
+        self.lacking = LackingLedgers(
+            [store.lacking for store in stores],
+            lambda lack: self.store_of(lack.ledger_id).scrub.copies_of(lack),
+        )
         self.scrubber = Scrubber(
             [store.scrub for store in stores],
             self._flush_lock,

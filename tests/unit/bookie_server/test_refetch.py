@@ -134,6 +134,10 @@ def test_damaged_blocks_come_back_by_repair(closes: bool) -> None:
             assert await marked(world) == {ledger_id: 2}
             await repair.passes(10)
             await refetch.look()
+            assert await marked(world) == {}, "repair has nothing to do"
+            assert scrub(machine).lacking == 6, "the copies are not stored yet"
+            machine.flush()
+            await refetch.look()
             assert await marked(world) == {}
             stats = scrub(machine)
             assert (stats.lacking, stats.refetched) == (0, 6)

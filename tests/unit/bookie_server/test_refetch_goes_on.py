@@ -11,7 +11,7 @@ import pytest
 
 from bookie_server import refetch
 from bookie_server.refetch import Refetch
-from bookie_server.storage.ledgers.lacking import Lack, LackingLedgers
+from bookie_server.storage.ledgers.lacking import Lack, LackingLedgers, Range
 from spark_ledger.bookie_api import EntryPage
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits.repair import REFETCH_LOOK_S
@@ -48,8 +48,10 @@ class Holder:
     def of(self, ledger_id: LedgerId) -> tuple[Lack, ...]:
         return (Lack(ledger_id, EntryId(0), EntryId(0), 1),) if ledger_id in self.lacks else ()
 
-    def refetched(self, lacks: list[Lack]) -> None:
-        self.lacks -= {each.ledger_id for each in lacks}
+    def refetched(self, lacks: list[Lack], is_whole: Callable[[Lack], bool]) -> int:
+        gone = list(filter(is_whole, lacks))
+        self.lacks -= {each.ledger_id for each in gone}
+        return len(gone)
 
     def entry_page(self, ledger_id: LedgerId, first: EntryId) -> EntryPage | None:
         if self.asked[-1:] != [ledger_id]:
@@ -172,9 +174,15 @@ class Paged(Holder):
     def of(self, ledger_id: LedgerId) -> tuple[Lack, ...]:
         return tuple(self.stretches)
 
-    def refetched(self, lacks: list[Lack]) -> None:
-        for each in lacks:
+    def refetched(self, lacks: list[Lack], is_whole: Callable[[Lack], bool]) -> int:
+        gone = list(filter(is_whole, lacks))
+        for each in gone:
             self.stretches.remove(each)
+        return len(gone)
+
+    def copies_of(self, lack: Lack) -> list[Range]:
+        behind = [(low, high) for low, high in self.held if high >= lack.first]
+        return [(EntryId(low), EntryId(high)) for low, high in behind if low <= lack.last]
 
     def entry_page(self, ledger_id: LedgerId, first: EntryId) -> EntryPage | None:
         behind = [(max(low, first), high) for low, high in self.held if high >= first]

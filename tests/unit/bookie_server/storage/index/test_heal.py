@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import struct
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from bookie_server.core.ledger_record import LedgerRecord
 from bookie_server.storage.index.base import BlockLocation, IndexRow, LogUse
 from bookie_server.storage.index.lmdb_index import LmdbIndex
+from bookie_server.storage.index.lmdb_tables import LEDGERS_KEY, ROWS_KEY
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import MIB
 from spark_ledger.types import EntryId, LedgerId
@@ -136,3 +139,30 @@ def test_nothing_goes_from_an_index_that_is_whole(index: LmdbIndex) -> None:
     update.commit()
     for ledger_id in LEDGERS:
         assert index.rows(LedgerId(ledger_id)) == rows_of(ledger_id)
+
+
+@pytest.mark.parametrize("key", [ROWS_KEY, LEDGERS_KEY])
+def test_update_that_cannot_begin_stands_in_the_way_of_no_other(
+    index: LmdbIndex, key: bytes
+) -> None:
+    """LMDB has one at a time, and the flush that comes next would wait for ever."""
+    with index._env.begin(write=True) as transaction:
+        flip(transaction, index._tables.meta, key)
+    kept: list[CorruptionError] = []
+
+    def begin() -> None:
+        with pytest.raises(CorruptionError):
+            index.begin()
+
+    try:
+        index.begin()
+    except CorruptionError as error:
+        kept.append(error)  # and with it all that its traceback leads to
+    again = threading.Thread(target=begin, daemon=True)
+    again.start()
+    again.join(5)
+    waits = again.is_alive()
+    kept.clear()
+    gc.collect()  # so that a failure ends here
+    again.join()
+    assert not waits, "for the update that could not begin"

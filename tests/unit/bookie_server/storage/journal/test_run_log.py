@@ -18,6 +18,7 @@ from bookie_server.storage.journal.witness import decode_witness
 from bookie_server.storage.records import FILE_HEADER_BYTES
 from spark_ledger.bookie_api import LedgerEnd
 from spark_ledger.errors import CorruptionError
+from spark_ledger.limits import KIB
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from tests.crash.disk import LOST, after_power_cut
 from tests.unit.bookie_server.storage.support import (
@@ -256,6 +257,34 @@ def test_run_log_without_room_is_tried_again_after_a_while_and_one_that_failed_i
     assert machine.held(LEDGER) == expected(LEDGER, range(5), LARGE)
 
 
+def test_run_log_whose_next_file_is_there_without_room_for_its_name_writes_on_in_that_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A batch behind it in the file before would be one that the next file does not begin with."""
+    monkeypatch.setattr(logs, "_RETRY_AFTER_BATCHES", 0)
+    files, refused = formatted(), list[Operation]()
+
+    def plan(operation: Operation) -> Fault | None:
+        hit = operation.kind == "sync_directory" and operation.path == RUN_LOG
+        if not hit or refused or 2 not in journal_numbers(files, RUN_LOG):
+            return None
+        refused.append(operation)
+        return Fault(errno.ENOSPC)
+
+    machine = Machine(FaultFileSystem(files, plan), CONFIG)
+    added: dict[int, bytes] = {}
+    while not refused:
+        entries = range(len(added), len(added) + 5)
+        assert machine.add(LEDGER, entries, size=LARGE) is OK
+        added |= expected(LEDGER, entries, LARGE)
+    last = [len(added)]  # there is room for it in the first file
+    assert machine.add(LEDGER, last, size=LARGE) is OK
+    again = Machine(lost(files), CONFIG)
+    assert again.held(LEDGER) == added | expected(LEDGER, last, LARGE)
+    machine.close()
+    assert Machine(lost(files), CONFIG).held(LEDGER) == again.held(LEDGER)
+
+
 def test_run_log_on_a_disk_above_its_mark_gets_no_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -399,6 +428,38 @@ def test_start_that_is_cut_within_the_replay_of_a_run_log_loses_nothing() -> Non
         again = Machine(cut, CONFIG)
         assert again.held(LEDGER) == expected(LEDGER, ids, 2 * LARGE)
         assert end_of(again).last_entry == ids[-1]
+
+
+@pytest.mark.parametrize("cache_bytes", [16 * KIB, 256 * KIB])
+@pytest.mark.parametrize("failures", [1, 2])
+def test_start_on_a_full_disk_that_has_room_again_half_way_stores_all(
+    cache_bytes: int, failures: int
+) -> None:
+    """The flush that found no room is made up for, and what came behind it is stored as well."""
+    files = formatted()
+    machine = Machine(files, CONFIG)
+    for entry_id in range(20):
+        assert machine.add(LEDGER, [entry_id], size=900) is OK
+    assert machine.add(LEDGER, [20], size=LARGE) is OK
+    held = machine.held(LEDGER)
+    files, left = lost(files), failures
+
+    def plan(operation: Operation) -> Fault | None:
+        nonlocal left
+        if operation.kind != "create" or "entries-" not in operation.path.name or not left:
+            return None
+        left -= 1
+        return Fault(errno.ENOSPC)
+
+    config = small_config(write_once_bytes=1000, write_cache_bytes=cache_bytes)
+    again = Machine(FaultFileSystem(files, plan), config)
+    assert again.held(LEDGER) == held and not left
+    assert (again.bookie.stats().ledger_storage.cache_bytes == 0) is (failures == 1)
+    assert Machine(lost(files), config).held(LEDGER) == held
+    again.flush()
+    again.flush()
+    assert again.bookie.stats().ledger_storage.cache_bytes == 0
+    assert Machine(lost(files), config).held(LEDGER) == held
 
 
 def test_end_of_a_ledger_whose_last_run_is_not_durable_is_above_what_is_lacking() -> None:

@@ -73,8 +73,9 @@ def test_commit_on_a_full_disk_says_that_nothing_was_committed(small_disk: Path,
     again.close()
 
 
+@pytest.mark.parametrize("step", ["put_all", "commit_now"])
 def test_flushes_into_a_full_index_leave_no_logs_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """Each attempt writes the whole generation, and would take that much of what is left."""
     files = PosixFileSystem()
@@ -119,10 +120,13 @@ def test_flushes_into_a_full_index_leave_no_logs_behind(
         transaction.abort()
         raise NotCommittedError(errno.ENOSPC, "no space for the index")
 
+    def map_full(*_of: object) -> None:
+        raise lmdb.MapFullError("full")
+
     add(0)
     assert answers == [BookieStatus.OK]
     with monkeypatch.context() as patch:
-        patch.setattr(lmdb_update, "commit_now", not_committed)
+        patch.setattr(lmdb_update, step, map_full if step == "put_all" else not_committed)
         for _again in range(4):
             with pytest.raises(OSError, match="index"):
                 bookie.flush()

@@ -323,7 +323,7 @@ def test_stretches_of_ledgers_in_several_directories_each_leave_their_own_list()
         lists.append(Lacking(files, DIRECTORY / name))
     for number, found in enumerate(lists):
         found.add([lack(number), lack(number + 3), lack(number + 3, 20)])
-    together = LackingLedgers(lists)
+    together = LackingLedgers(lists, lambda _lack: [])
     assert together.ledgers() == [0, 1, 2, 3, 4, 5], "ascending over all directories"
     together.refetched([lack(1), lack(3), lack(5, 20), lack(4), lack(3, 20)])
     assert [listed(found) for found in lists] == [[lack(0)], [lack(4, 20)], [lack(2), lack(5)]]
