@@ -79,14 +79,11 @@ class AppendMachine:
         self._error: LedgerError | None = None
         self._last_add_confirmed: EntryId = NO_ENTRY
         self._last_add_pushed: EntryId = NO_ENTRY
-        self._limits = limits or AppendLimits()
-        self._replication = Replication(
-            metadata.quorums, metadata.last_fragment.bookies, NO_ENTRY, now
-        )
+        self._limits = limits = limits or AppendLimits()
+        quorums, bookies = metadata.quorums, metadata.last_fragment.bookies
+        self._replication = Replication(quorums, bookies, NO_ENTRY, now)
         self._lengths = Lengths()
-        self._announcements = Announcements(
-            now, self._limits.explicit_lac_delay_s, metadata.quorums
-        )
+        self._announcements = Announcements(now, limits.explicit_lac_delay_s, quorums)
         self._fence = FenceQuestion()
         self._replacements: dict[int, BookieId] = {}
         """Chosen and not yet installed, by index."""
@@ -207,7 +204,8 @@ class AppendMachine:
             case AddFailed():
                 return self._on_add_failed(event, now)
             case LastConfirmedTold():
-                return self._announcements.told(event)
+                more = self._announcements.told(event, self._replication)
+                return [] if self._phase in ENDING else more
             case BookiesChosen():
                 return self._on_chosen(event, now)
             case MetadataWritten():
