@@ -11,7 +11,7 @@ from spark_ledger.errors import LedgerError
 from spark_ledger.limits.entries import FRAGMENTS_MAX
 from spark_ledger.protocol import append_errors
 from spark_ledger.protocol.append_announce import Announcements
-from spark_ledger.protocol.append_fence import FenceQuestion
+from spark_ledger.protocol.append_fence import FenceQuestion, speaks_of_fence
 from spark_ledger.protocol.append_limits import AppendLimits
 from spark_ledger.protocol.append_phases import ENDING, TRANSITIONS, Phase
 from spark_ledger.protocol.ensemble import closed, replace_bookies, with_ensemble
@@ -40,14 +40,7 @@ from spark_ledger.protocol.events import (
 )
 from spark_ledger.protocol.lengths import Lengths
 from spark_ledger.protocol.replication import Replication
-from spark_ledger.types import (
-    NO_ENTRY,
-    BookieId,
-    BookieStatus,
-    EntryId,
-    LedgerMetadata,
-    LedgerState,
-)
+from spark_ledger.types import NO_ENTRY, BookieId, EntryId, LedgerMetadata, LedgerState
 
 
 class AppendMachine:
@@ -172,15 +165,24 @@ class AppendMachine:
         ticks then, and not before: what ``_on_tick`` comes to look at has to be named here."""
         if self._phase in ENDING:
             return None
-        limits = self._limits
-        silence_s = limits.add_timeout_s if self.has_room else limits.spare_after_s
-        due, also = self._replication.next_silence(silence_s), None
+        silence_s = self._limits.silence_s(self.has_room)
+        due = self._replication.next_look(silence_s, chooses=self._may_change)
         if self._last_add_pushed > self._last_add_confirmed:
-            # While a fence is in question nobody is looked for: the answer is an event of its own.
-            also = None if self._fence.is_open else self._replication.next_retry()
-        elif self._announcements.owes(self._last_add_confirmed, self._replication):
-            also = self._announcements.due_at
-        return also if due is None or (also is not None and also < due) else due
+            return due
+        told = self._announcements.next_look(self._last_add_confirmed, self._replication)
+        return told if due is None or (told is not None and told < due) else due
+
+    @property
+    def _may_change(self) -> bool:
+        """Whether bookies that failed are replaced now, because entries wait for it.
+
+        If none do, the next add deals with it (rule P9): a change now would write metadata for a
+        fragment that may never get an entry. While a change is made, or a fence is in question, the
+        answer is an event of its own.
+        """
+        if self._phase is not Phase.WRITING or self._fence.is_open:
+            return False
+        return self._last_add_pushed > self._last_add_confirmed
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take in one event at monotonic time ``now``; the commands to perform, in order."""
@@ -287,7 +289,7 @@ class AppendMachine:
         if not self._replication.fail(event, now, self._limits.replacement_retry_s):
             return []  # not a member any more: what it says may be long out of date (rule P8)
         closing: list[Command] = [CloseAppender(event.bookie_index)]
-        if event.status is BookieStatus.FENCED:
+        if speaks_of_fence(event):
             return closing + self._fence.ask(event.bookie_id)
         return closing + self._change_if_needed(now)
 
@@ -302,11 +304,7 @@ class AppendMachine:
     def _change_if_needed(self, now: float, silent: tuple[int, ...] = ()) -> list[Command]:
         """Start an ensemble change, if a bookie has failed and entries are waiting. ``silent`` have
         not failed, and cannot be spared: others are looked for (rule P11)."""
-        if self._phase is not Phase.WRITING or self._fence.is_open:
-            return []
-        if self._last_add_pushed == self._last_add_confirmed:
-            # Nothing waits for the bookie. The next add deals with it (rule P9); a change now would
-            # write metadata for a fragment that may never get an entry.
+        if not self._may_change:
             return []
         if silent or self._replication.failed_due(now):
             self._enter(Phase.CHOOSING)
@@ -484,15 +482,16 @@ class AppendMachine:
         if self._phase in ENDING:
             return []
         limits, replication = self._limits, self._replication
+        silence_s, retry_s = limits.silence_s(self.has_room), limits.replacement_retry_s
         commands = replication.resume(now)
         failing, asked = replication.silence(now, limits.add_timeout_s, limits.stalled_wait_s)
         if not self.has_room:
             # Slow is not failed (rule P11), until it stops producers: then the bookies that the
             # ack quorum can do without are given up early.
-            failing.update(replication.spare_indexes(now, limits.spare_after_s, failing))
-        retry_s, wait_s = limits.replacement_retry_s, limits.stalled_wait_s
-        commands += replication.fail_silent(failing, now, retry_s, wait_s)
+            failing.update(replication.spare_indexes(now, silence_s, failing))
+        commands += replication.fail_silent(failing, now, retry_s, limits.stalled_wait_s)
         commands += self._change_if_needed(now, asked)  # one change for all of them
+        replication.look_later(now, silence_s, limits.add_timeout_s, retry_s)
         if self._last_add_pushed == self._last_add_confirmed:
             commands += self._announcements.announce(self._last_add_confirmed, replication, now)
         return commands

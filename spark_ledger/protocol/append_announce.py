@@ -69,10 +69,9 @@ class Announcements:
         )
         return not is_told(knowing, self._quorums)
 
-    @property
-    def due_at(self) -> float:
-        """When an idle writer tells what it owes."""
-        return self._due_at
+    def next_look(self, last_confirmed: EntryId, replication: Replication) -> float | None:
+        """When an idle writer tells what it owes; None if it owes nothing."""
+        return self._due_at if self.owes(last_confirmed, replication) else None
 
     def announce(
         self, last_confirmed: EntryId, replication: Replication, now: float
