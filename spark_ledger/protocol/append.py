@@ -7,7 +7,7 @@ and P8); without a replacement the writer goes on while AQ is in reach (rule P10
 
 from __future__ import annotations
 
-from spark_ledger.errors import LedgerError
+from spark_ledger.errors import ConfigurationError, LedgerError
 from spark_ledger.limits.entries import FRAGMENTS_MAX
 from spark_ledger.protocol import append_errors
 from spark_ledger.protocol.append_announce import Announcements
@@ -188,8 +188,7 @@ class AppendMachine:
         """Take in one event at monotonic time ``now``; the commands to perform, in order."""
         self._event = event
         commands = self._on_event(event, now)
-        self._event = None
-        self._measured = None
+        self._event = self._measured = None
         return commands
 
     def _measure(self) -> tuple[int, int]:
@@ -419,12 +418,17 @@ class AppendMachine:
         return [Failed(error)] if self._close_requested else []
 
     def _on_metadata_failed(self, event: MetadataFailed) -> list[Command]:
-        self._wanted = None
+        wanted, self._wanted = self._wanted, None
+        is_refused = isinstance(event.error, ConfigurationError)  # no room, and nothing was written
         if self._phase is Phase.CLOSING:
+            if is_refused and wanted is not None and not wanted.is_closed:
+                return [self._write(self._closed_value())]  # a change, as when it is stored
             self._enter(Phase.CLOSED)
             return [Failed(event.error)] if self._close_requested else []
         if self._phase is not Phase.CHANGING:
             return []
+        if is_refused:
+            return self._give_up(f"their replacement cannot be stored ({event.error})")
         return self._stop(append_errors.change_not_stored(self._metadata.ledger_id, event.error))
 
     # -- close -------------------------------------------------------------------------------------
@@ -448,8 +452,7 @@ class AppendMachine:
         Nothing is written: a close from here could race with a change that is in flight. The shell
         closes all appenders. The first error stays: this one says only what the client did.
         """
-        if self._error is None:
-            self._error = event.error
+        self._error = self._error or event.error
         if self._phase is not Phase.CLOSED:
             self._enter(Phase.CLOSED)
         return [FailEntries(event.in_flight), Failed(event.error)]
