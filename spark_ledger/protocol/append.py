@@ -349,10 +349,10 @@ class AppendMachine:
 
         Confirming is not skipped when the change replaced nothing, or a writer could wait for ever:
         acknowledgements that came during the change were counted and confirmed nothing (rule P8).
-        A newer failure is handled first: its bookie may be one that LAC would rely on.
+        A newer failure is handled first, if it may be: its bookie may be one that LAC relies on.
         """
         self._enter(Phase.WRITING)
-        newer = self._replication.failed_due(now)
+        newer = not self._fence.is_open and self._replication.failed_due(now)
         commands = [] if newer else self._confirm()  # also what bookies stored before they failed
         return commands + self._change_if_needed(now)
 
