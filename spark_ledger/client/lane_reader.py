@@ -247,8 +247,10 @@ def wanted_run(
     """
     bookie_index, lane, run = command.bookie_index, command.lane, chunk.run
     if run is None:
-        entry_id = EntryId(max(int(chunk.entry_id), expected))
-        return None, ReadEnded(bookie_index, lane, chunk.status, entry_id, chunk.message)
+        ended_at = max(int(chunk.entry_id), expected)
+        if chunk.status is BookieStatus.TOO_MANY_REQUESTS:
+            ended_at = expected  # the read goes on there: a later one would leave entries out
+        return None, ReadEnded(bookie_index, lane, chunk.status, EntryId(ended_at), chunk.message)
     problem = run_error(run) or _not_wanted(run, ledger_id, command, expected)
     if not problem:
         return run, None

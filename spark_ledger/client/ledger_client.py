@@ -153,7 +153,8 @@ class LedgerClient:
         """Create a ledger; its only writer.
 
         A ``password`` protects it: entries carry an HMAC, and appending, fencing and opening need
-        it (rule P20). ``until_named``: for streams, see ``stream.ledgers.Ledgers``.
+        it (rule P20). All ``custom_metadata`` of a ledger have some 127 KiB at most.
+        ``until_named``: for streams, see ``stream.ledgers.Ledgers``.
 
         Raises ConfigurationError if an argument is wrong, NotEnoughBookiesError if fewer than
         ``ensemble_size`` bookies are writable, or a strict placement policy finds none in the right

@@ -23,6 +23,14 @@ FRAGMENTS_MAX: Final = 10_000
 LEDGER_METADATA_BYTES_MAX: Final = 256 * KIB
 """A quarter of ZooKeeper's own ``jute.maxbuffer``, so that a transaction holds several nodes."""
 
+LEDGER_METADATA_NEW_BYTES_MAX: Final = LEDGER_METADATA_BYTES_MAX // 2
+"""Of a new ledger, custom metadata and all: the rest is for the fragments of its ensemble changes,
+some thousand."""
+
+LEDGER_METADATA_ENDED_BYTES_MAX: Final = LEDGER_METADATA_BYTES_MAX + 16 * KIB
+"""Of a ledger that is recovered or closed. An open one may fill its node, and what ends it writes
+another state, an end and the bookies that a recovery put in place of others."""
+
 METADATA_REQUEST_BYTES_MAX: Final = 1 * MIB - 16 * KIB
 """One metadata write or transaction. ZooKeeper drops the connection, without a reason, of a client
 that sends more than its ``jute.maxbuffer`` (1 MiB less a byte), names and ACLs included."""

@@ -26,7 +26,12 @@ from typing import Annotated, ClassVar, Final
 from msgspec import UNSET, Meta, Struct, UnsetType, structs
 
 from spark_ledger.errors import ConfigurationError, CorruptionError
-from spark_ledger.limits.entries import FRAGMENTS_MAX, LEDGER_METADATA_BYTES_MAX
+from spark_ledger.limits.entries import (
+    FRAGMENTS_MAX,
+    LEDGER_METADATA_BYTES_MAX,
+    LEDGER_METADATA_ENDED_BYTES_MAX,
+    LEDGER_METADATA_NEW_BYTES_MAX,
+)
 from spark_ledger.metadata.json_nodes import FORMAT_VERSION, Count, Node, decode_node, encode_node
 from spark_ledger.types import (
     INCARNATION_BYTES,
@@ -147,8 +152,9 @@ class CounterNode(Node, frozen=True, kw_only=True):
     token: str
 
 
-def encode_ledger(metadata: LedgerMetadata) -> bytes:
-    """The node of a ledger. Raises ConfigurationError if it is larger than a node may be."""
+def encode_ledger(metadata: LedgerMetadata, *, is_new: bool = False) -> bytes:
+    """The node of a ledger. Raises ConfigurationError if it is larger than a node may be, or a new
+    one than leaves room for the changes of its ensemble."""
     quorums = metadata.quorums
     data = encode_node(
         LedgerNode(
@@ -170,15 +176,22 @@ def encode_ledger(metadata: LedgerMetadata) -> bytes:
             format_version=_ledger_format(metadata),
         )
     )
-    if len(data) > LEDGER_METADATA_BYTES_MAX or len(metadata.fragments) > FRAGMENTS_MAX:
+    most = LEDGER_METADATA_NEW_BYTES_MAX if is_new else _node_bytes_max(metadata)
+    if len(data) > most or len(metadata.fragments) > FRAGMENTS_MAX:
         custom_bytes = sum(len(k) + len(v) for k, v in metadata.custom_metadata.items())
         raise ConfigurationError(
             f"ledger {metadata.ledger_id}: its metadata need {len(data)} bytes with "
             f"{len(metadata.fragments)} fragments and {custom_bytes} characters of custom "
-            f"metadata; at most {LEDGER_METADATA_BYTES_MAX} bytes and {FRAGMENTS_MAX} fragments "
+            f"metadata; at most {most} bytes and {FRAGMENTS_MAX} fragments "
             "are possible: use less custom metadata, or continue in a new ledger"
         )
     return data
+
+
+def _node_bytes_max(metadata: LedgerMetadata) -> int:
+    if metadata.state is LedgerState.OPEN:
+        return LEDGER_METADATA_BYTES_MAX
+    return LEDGER_METADATA_ENDED_BYTES_MAX
 
 
 def _ledger_format(metadata: LedgerMetadata) -> int:

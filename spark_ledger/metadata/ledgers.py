@@ -85,12 +85,13 @@ class LedgerStore:
         It is listed as open in the same transaction, and with ``until_named`` as unnamed, until a
         transaction names it (rule K1). A missing creation token is added; after a lost reply it
         tells whether the node that is found is this ledger's (rule P6). Raises ConflictError if the
-        id is in use, OutcomeUnknownError if no attempt brought a reply.
+        id is in use, OutcomeUnknownError if no attempt brought a reply, ConfigurationError if the
+        metadata leave no room for later changes.
         """
         if not metadata.creation_token:
             metadata = metadata.with_changes(creation_token=uuid.uuid4().hex)
         assert metadata.owner or not until_named, "whose end is waited for, if nobody owns it?"
-        operations = [Create(ledger_path(metadata.ledger_id), encode_ledger(metadata))]
+        operations = [Create(ledger_path(metadata.ledger_id), encode_ledger(metadata, is_new=True))]
         if metadata.owner:
             operations.append(Create(id_path(OPEN_PATH, metadata.ledger_id), b""))
         if until_named:

@@ -7,11 +7,11 @@ and P8); without a replacement the writer goes on while AQ is in reach (rule P10
 
 from __future__ import annotations
 
-from spark_ledger.errors import LedgerError
+from spark_ledger.errors import ConfigurationError, LedgerError
 from spark_ledger.limits.entries import FRAGMENTS_MAX
 from spark_ledger.protocol import append_errors
 from spark_ledger.protocol.append_announce import Announcements
-from spark_ledger.protocol.append_fence import FenceQuestion
+from spark_ledger.protocol.append_fence import FenceQuestion, speaks_of_fence
 from spark_ledger.protocol.append_limits import AppendLimits
 from spark_ledger.protocol.append_phases import ENDING, TRANSITIONS, Phase
 from spark_ledger.protocol.ensemble import closed, replace_bookies, with_ensemble
@@ -40,14 +40,7 @@ from spark_ledger.protocol.events import (
 )
 from spark_ledger.protocol.lengths import Lengths
 from spark_ledger.protocol.replication import Replication
-from spark_ledger.types import (
-    NO_ENTRY,
-    BookieId,
-    BookieStatus,
-    EntryId,
-    LedgerMetadata,
-    LedgerState,
-)
+from spark_ledger.types import NO_ENTRY, BookieId, EntryId, LedgerMetadata, LedgerState
 
 
 class AppendMachine:
@@ -79,14 +72,11 @@ class AppendMachine:
         self._error: LedgerError | None = None
         self._last_add_confirmed: EntryId = NO_ENTRY
         self._last_add_pushed: EntryId = NO_ENTRY
-        self._limits = limits or AppendLimits()
-        self._replication = Replication(
-            metadata.quorums, metadata.last_fragment.bookies, NO_ENTRY, now
-        )
+        self._limits = limits = limits or AppendLimits()
+        quorums, bookies = metadata.quorums, metadata.last_fragment.bookies
+        self._replication = Replication(quorums, bookies, NO_ENTRY, now)
         self._lengths = Lengths()
-        self._announcements = Announcements(
-            now, self._limits.explicit_lac_delay_s, metadata.quorums
-        )
+        self._announcements = Announcements(now, limits.explicit_lac_delay_s, quorums)
         self._fence = FenceQuestion()
         self._replacements: dict[int, BookieId] = {}
         """Chosen and not yet installed, by index."""
@@ -175,22 +165,30 @@ class AppendMachine:
         ticks then, and not before: what ``_on_tick`` comes to look at has to be named here."""
         if self._phase in ENDING:
             return None
-        limits = self._limits
-        silence_s = limits.add_timeout_s if self.has_room else limits.spare_after_s
-        due, also = self._replication.next_silence(silence_s), None
+        silence_s = self._limits.silence_s(self.has_room)
+        due = self._replication.next_look(silence_s, chooses=self._may_change)
         if self._last_add_pushed > self._last_add_confirmed:
-            # While a fence is in question nobody is looked for: the answer is an event of its own.
-            also = None if self._fence.is_open else self._replication.next_retry()
-        elif self._announcements.owes(self._last_add_confirmed, self._replication):
-            also = self._announcements.due_at
-        return also if due is None or (also is not None and also < due) else due
+            return due
+        told = self._announcements.next_look(self._last_add_confirmed, self._replication)
+        return told if due is None or (told is not None and told < due) else due
+
+    @property
+    def _may_change(self) -> bool:
+        """Whether bookies that failed are replaced now, because entries wait for it.
+
+        If none do, the next add deals with it (rule P9): a change now would write metadata for a
+        fragment that may never get an entry. While a change is made, or a fence is in question, the
+        answer is an event of its own.
+        """
+        if self._phase is not Phase.WRITING or self._fence.is_open:
+            return False
+        return self._last_add_pushed > self._last_add_confirmed
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take in one event at monotonic time ``now``; the commands to perform, in order."""
         self._event = event
         commands = self._on_event(event, now)
-        self._event = None
-        self._measured = None
+        self._event = self._measured = None
         return commands
 
     def _measure(self) -> tuple[int, int]:
@@ -207,7 +205,8 @@ class AppendMachine:
             case AddFailed():
                 return self._on_add_failed(event, now)
             case LastConfirmedTold():
-                return self._announcements.told(event)
+                more = self._announcements.told(event, self._replication)
+                return [] if self._phase in ENDING else more
             case BookiesChosen():
                 return self._on_chosen(event, now)
             case MetadataWritten():
@@ -289,7 +288,7 @@ class AppendMachine:
         if not self._replication.fail(event, now, self._limits.replacement_retry_s):
             return []  # not a member any more: what it says may be long out of date (rule P8)
         closing: list[Command] = [CloseAppender(event.bookie_index)]
-        if event.status is BookieStatus.FENCED:
+        if speaks_of_fence(event):
             return closing + self._fence.ask(event.bookie_id)
         return closing + self._change_if_needed(now)
 
@@ -304,11 +303,7 @@ class AppendMachine:
     def _change_if_needed(self, now: float, silent: tuple[int, ...] = ()) -> list[Command]:
         """Start an ensemble change, if a bookie has failed and entries are waiting. ``silent`` have
         not failed, and cannot be spared: others are looked for (rule P11)."""
-        if self._phase is not Phase.WRITING or self._fence.is_open:
-            return []
-        if self._last_add_pushed == self._last_add_confirmed:
-            # Nothing waits for the bookie. The next add deals with it (rule P9); a change now would
-            # write metadata for a fragment that may never get an entry.
+        if not self._may_change:
             return []
         if silent or self._replication.failed_due(now):
             self._enter(Phase.CHOOSING)
@@ -354,10 +349,10 @@ class AppendMachine:
 
         Confirming is not skipped when the change replaced nothing, or a writer could wait for ever:
         acknowledgements that came during the change were counted and confirmed nothing (rule P8).
-        A newer failure is handled first: its bookie may be one that LAC would rely on.
+        A newer failure is handled first, if it may be: its bookie may be one that LAC relies on.
         """
         self._enter(Phase.WRITING)
-        newer = self._replication.failed_due(now)
+        newer = not self._fence.is_open and self._replication.failed_due(now)
         commands = [] if newer else self._confirm()  # also what bookies stored before they failed
         return commands + self._change_if_needed(now)
 
@@ -423,12 +418,17 @@ class AppendMachine:
         return [Failed(error)] if self._close_requested else []
 
     def _on_metadata_failed(self, event: MetadataFailed) -> list[Command]:
-        self._wanted = None
+        wanted, self._wanted = self._wanted, None
+        is_refused = isinstance(event.error, ConfigurationError)  # no room, and nothing was written
         if self._phase is Phase.CLOSING:
+            if is_refused and wanted is not None and not wanted.is_closed:
+                return [self._write(self._closed_value())]  # a change, as when it is stored
             self._enter(Phase.CLOSED)
             return [Failed(event.error)] if self._close_requested else []
         if self._phase is not Phase.CHANGING:
             return []
+        if is_refused:
+            return self._give_up(f"their replacement cannot be stored ({event.error})")
         return self._stop(append_errors.change_not_stored(self._metadata.ledger_id, event.error))
 
     # -- close -------------------------------------------------------------------------------------
@@ -452,8 +452,7 @@ class AppendMachine:
         Nothing is written: a close from here could race with a change that is in flight. The shell
         closes all appenders. The first error stays: this one says only what the client did.
         """
-        if self._error is None:
-            self._error = event.error
+        self._error = self._error or event.error
         if self._phase is not Phase.CLOSED:
             self._enter(Phase.CLOSED)
         return [FailEntries(event.in_flight), Failed(event.error)]
@@ -486,15 +485,16 @@ class AppendMachine:
         if self._phase in ENDING:
             return []
         limits, replication = self._limits, self._replication
+        silence_s, retry_s = limits.silence_s(self.has_room), limits.replacement_retry_s
         commands = replication.resume(now)
         failing, asked = replication.silence(now, limits.add_timeout_s, limits.stalled_wait_s)
         if not self.has_room:
             # Slow is not failed (rule P11), until it stops producers: then the bookies that the
             # ack quorum can do without are given up early.
-            failing.update(replication.spare_indexes(now, limits.spare_after_s, failing))
-        retry_s, wait_s = limits.replacement_retry_s, limits.stalled_wait_s
-        commands += replication.fail_silent(failing, now, retry_s, wait_s)
+            failing.update(replication.spare_indexes(now, silence_s, failing))
+        commands += replication.fail_silent(failing, now, retry_s, limits.stalled_wait_s)
         commands += self._change_if_needed(now, asked)  # one change for all of them
+        replication.look_later(now, silence_s, limits.add_timeout_s, retry_s)
         if self._last_add_pushed == self._last_add_confirmed:
             commands += self._announcements.announce(self._last_add_confirmed, replication, now)
         return commands

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from spark_ledger.protocol.events import AnnounceLastConfirmed, Command, LastConfirmedTold
@@ -29,6 +30,10 @@ class Announcements:
         self._announced: EntryId = NO_ENTRY
         self._knows: dict[BookieId, EntryId] = {}
         """What bookies have stored of what was announced to them."""
+        self._asked: set[BookieId] = set()
+        """Bookies that were told and have not answered. They are told nothing more until they do:
+        beside a thousand writers, one that hangs would be behind by hundreds of tellings a second,
+        and hear all the stale ones first once it is back."""
         self._pause_s = REPEAT_S
         self._due_at = now + delay_s
 
@@ -37,12 +42,19 @@ class Announcements:
         self._carried = last_confirmed
         self._due_at = now + self._delay_s
 
-    def told(self, event: LastConfirmedTold) -> list[Command]:
-        """A bookie has stored what it was told, or did not."""
-        if event.status is BookieStatus.OK:
-            known = self._knows.get(event.bookie_id, NO_ENTRY)
-            self._knows[event.bookie_id] = max(known, event.last_add_confirmed)
-        return []
+    def told(self, event: LastConfirmedTold, replication: Replication) -> list[Command]:
+        """A bookie has stored what it was told, or did not. One that was still busy with it when
+        more was announced is told the rest at once, for its readers wait."""
+        bookie_id, announced = event.bookie_id, self._announced
+        self._asked.discard(bookie_id)
+        if event.status is not BookieStatus.OK:
+            return []  # it is told again after the pause
+        knows = self._knows[bookie_id] = max(
+            self._knows.get(bookie_id, NO_ENTRY), event.last_add_confirmed
+        )
+        if max(knows, self._carried) >= announced or bookie_id not in replication.bookies:
+            return []  # it knows, entries that are under way carry it, or it is no member any more
+        return self._tell(announced, (bookie_id,))
 
     def owes(self, last_confirmed: EntryId, replication: Replication) -> bool:
         """Whether a reader that asks the members may not see this end."""
@@ -57,10 +69,9 @@ class Announcements:
         )
         return not is_told(knowing, self._quorums)
 
-    @property
-    def due_at(self) -> float:
-        """When an idle writer tells what it owes."""
-        return self._due_at
+    def next_look(self, last_confirmed: EntryId, replication: Replication) -> float | None:
+        """When an idle writer tells what it owes; None if it owes nothing."""
+        return self._due_at if self.owes(last_confirmed, replication) else None
 
     def announce(
         self, last_confirmed: EntryId, replication: Replication, now: float
@@ -83,4 +94,9 @@ class Announcements:
                 if self._knows.get(bookie_id, NO_ENTRY) < last_confirmed
             )
         self._due_at = now + self._pause_s
-        return [AnnounceLastConfirmed(last_confirmed, bookies)]
+        return self._tell(last_confirmed, bookies)
+
+    def _tell(self, last_confirmed: EntryId, bookies: Iterable[BookieId]) -> list[Command]:
+        free = tuple(bookie_id for bookie_id in bookies if bookie_id not in self._asked)
+        self._asked.update(free)
+        return [AnnounceLastConfirmed(last_confirmed, free)] if free else []

@@ -12,8 +12,19 @@ from spark_ledger.errors import (
     LedgerError,
     MetadataUnavailableError,
 )
-from spark_ledger.protocol.events import Command, MetadataRead, MetadataUnread, ReadMetadata
-from spark_ledger.types import BookieId, LedgerMetadata, LedgerState
+from spark_ledger.protocol.events import (
+    AddFailed,
+    Command,
+    MetadataRead,
+    MetadataUnread,
+    ReadMetadata,
+)
+from spark_ledger.types import BookieId, BookieStatus, LedgerMetadata, LedgerState
+
+
+def speaks_of_fence(event: AddFailed) -> bool:
+    """Whether the bookie says that somebody else has fenced the ledger."""
+    return event.status is BookieStatus.FENCED
 
 
 class FenceQuestion:

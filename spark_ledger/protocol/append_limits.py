@@ -37,3 +37,7 @@ class AppendLimits:
         """How long a bookie that can be spared may be silent while producers wait: never longer
         than any other, since all who are silent by then are looked at together (rule P11)."""
         return min(self.slow_bookie_grace_s, self.add_timeout_s)
+
+    def silence_s(self, has_room: bool) -> float:
+        """How long a bookie may be silent until somebody has to look at it."""
+        return self.add_timeout_s if has_room else self.spare_after_s

@@ -58,7 +58,7 @@ TRANSITIONS: Final[Mapping[Phase, Mapping[Phase, tuple[type, ...]]]] = {
     Phase.CHANGING: {
         Phase.WRITING: _CHANGE_ENDS,
         Phase.CHANGING: (MetadataConflict,),
-        Phase.CLOSING: (MetadataConflict, Close),
+        Phase.CLOSING: (MetadataConflict, MetadataFailed, Close),
         Phase.CLOSED: (MetadataConflict, MetadataFailed, *_STOPS),
     },
     Phase.CLOSING: {

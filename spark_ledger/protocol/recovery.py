@@ -137,10 +137,14 @@ class RecoveryMachine:
     @property
     def next_deadline(self) -> float | None:
         """The earliest time at which a tick may change something; None if none will."""
-        if self._replication is None or self._phase is not Phase.READING:
+        replication = self._replication
+        if replication is None or self._phase is not Phase.READING:
             return None
-        times = self._replication.next_silence(self._add_timeout_s), self._replication.next_retry()
-        return min((at for at in times if at is not None), default=None)
+        return replication.next_look(self._add_timeout_s, chooses=self._may_choose(replication))
+
+    def _may_choose(self, replication: Replication) -> bool:
+        is_free = self._phase is Phase.READING and not replication.is_choosing
+        return is_free and replication.last_pushed > self._last_add_confirmed
 
     def start(self) -> list[Command]:
         """Begin; the ledger may be in any state."""
@@ -371,8 +375,7 @@ class RecoveryMachine:
         # that refuses the password, which was compared with the metadata before (rule P20).
         if not self._replication.fail(event, now, self._add_timeout_s):
             return []
-        commands: list[Command] = [CloseAppender(event.bookie_index)]
-        return commands + self._replace_failed(now)
+        return [CloseAppender(event.bookie_index), *self._replace_failed(now)]
 
     def _replace_failed(self, now: float) -> list[Command]:
         """Replace bookies that failed, if there is something to write to them (rule P9).
@@ -382,8 +385,7 @@ class RecoveryMachine:
         """
         replication = self._replication
         assert replication is not None, "Nobody fails to store before something is written back."
-        nothing_to_write = replication.last_pushed == self._last_add_confirmed
-        if replication.is_choosing or nothing_to_write or self._phase is not Phase.READING:
+        if not self._may_choose(replication):
             return []
         if replication.failed_due(now):
             return [replication.choose(now)]
@@ -452,9 +454,7 @@ class RecoveryMachine:
         self._metadata, self._version = metadata, version
         if self._phase is Phase.MARKING:
             return self._fence()
-        if self._phase is Phase.CLOSING:
-            return self._ended(Done(metadata, version))
-        return []
+        return self._ended(Done(metadata, version)) if self._phase is Phase.CLOSING else []
 
     def _on_conflict(self, event: MetadataConflict) -> list[Command]:
         if self._phase not in (Phase.MARKING, Phase.CLOSING):

@@ -301,14 +301,16 @@ class Replication:
         """Without those that were found to be alive a moment ago."""
         return [index for index in indexes if self._members[index].excused_until <= now]
 
-    def next_silence(self, silence_s: float) -> float | None:
+    def next_look(self, silence_s: float, *, chooses: bool) -> float | None:
         """When a member will be silent for so long if it goes on saying nothing, or a busy one is
-        to be sent its entries again."""
+        to be sent its entries again, or a failed one to be replaced: if the owner ``chooses``."""
         due: float | None = None  # a loop: this runs after each event of a writer
         for member in self._members:
             if member.failed:
-                continue
-            if member.paused_until is not None:
+                if not chooses:
+                    continue
+                at = member.retry_at
+            elif member.paused_until is not None:
                 at = member.paused_until
             elif member.sent_to > member.acked_to:
                 at = max(member.silent_since + silence_s, member.excused_until)
@@ -318,9 +320,14 @@ class Replication:
                 due = at
         return due
 
-    def next_retry(self) -> float | None:
-        """When a replacement of a failed member should be looked for."""
-        return min((member.retry_at for member in self._members if member.failed), default=None)
+    def look_later(self, now: float, silence_s: float, timeout_s: float, retry_s: float) -> None:
+        """Those who are silent still cannot be spared, and nobody is looked for now: what follows
+        from their silence follows from a look in a while as well. They are looked at in any case
+        when they have been silent for ``timeout_s``."""
+        for index in self._unexcused(self.silent_indexes(now, silence_s), now):
+            member = self._members[index]
+            late, again = member.silent_since + timeout_s, now + retry_s
+            member.excused_until = min(late, again) if late > now else again
 
     def spare_indexes(
         self, now: float, silence_s: float, failing: Collection[int] = ()

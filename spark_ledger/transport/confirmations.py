@@ -4,7 +4,8 @@ A client that writes a thousand ledgers in turn leaves each of them idle for a w
 entries, so each tells its last add confirmed all the time (rule P5). A call for each would cost
 more than the entries do. So what comes in one turn of the loop is sent together, and what comes
 while enough calls are on their way waits for the end of one: the busier both sides are, the more
-ledgers share a call.
+ledgers share a call. A writer tells a bookie nothing more before it has answered, so what waits for
+one that hangs is at most one telling for each ledger that is open.
 """
 
 from __future__ import annotations
@@ -75,8 +76,13 @@ class Confirmations:
     def _send(self) -> None:
         self._is_due = False
         while self._waiting and len(self._calls) < CONFIRMATION_CALLS_MAX:
-            count = min(self._together, len(self._waiting))
-            tellings = [self._waiting.popleft() for _ in range(count)]
+            tellings: list[_Telling] = []
+            while self._waiting and len(tellings) < self._together:
+                telling = self._waiting.popleft()
+                if not telling.answer.done():  # else who asked has gone, as a writer that closed
+                    tellings.append(telling)
+            if not tellings:
+                break
             call = self._loop.create_task(self._tell_all(tellings))
             self._calls.add(call)
             call.add_done_callback(self._ended)

@@ -248,7 +248,9 @@ class Client:
             f"announcement {self._numbers}",
             f"last add confirmed is {last_add_confirmed}",
             lambda: self._announced(bookie_id, last_add_confirmed),
-            lambda: None,
+            lambda: self.take(
+                LastConfirmedTold(bookie_id, EntryId(last_add_confirmed), BookieStatus.TIMEOUT)
+            ),
         )
 
     def _announced(self, bookie_id: BookieId, last: int) -> None:

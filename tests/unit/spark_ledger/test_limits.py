@@ -51,7 +51,7 @@ def test_limits_fit_each_other() -> None:
     assert largest_frame < entries.READ_REQUEST_BYTES_MAX
     assert client.WRITER_BYTES_IN_FLIGHT_MAX > entries.ENTRY_PAYLOAD_BYTES_MAX
     assert bookie.BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX > client.WRITER_BYTES_IN_FLIGHT_MAX
-    assert entries.LEDGER_METADATA_BYTES_MAX < entries.METADATA_REQUEST_BYTES_MAX < 2**20
+    assert 3 * entries.LEDGER_METADATA_ENDED_BYTES_MAX < entries.METADATA_REQUEST_BYTES_MAX < 2**20
     assert client.SLOW_BOOKIE_GRACE_S < client.ADD_TIMEOUT_S
     assert client.SPECULATIVE_READ_DELAY_S < client.READ_TIMEOUT_S
     assert client.EXPLICIT_LAC_DELAY_S < client.SPECULATIVE_READ_DELAY_S

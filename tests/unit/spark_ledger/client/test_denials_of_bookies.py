@@ -21,3 +21,12 @@ def test_refusal_that_names_an_entry_of_before_ends_the_read_behind_what_came(
     run, ended = wanted_run(LedgerId(1), COMMAND, 10, chunk)
     assert run is None
     assert ended == ReadEnded(2, 1, BookieStatus.NO_SUCH_ENTRY, EntryId(ended_at), "not held")
+
+
+@pytest.mark.parametrize("named", [0, 9, 10, 11, 13, 2**40])
+def test_busy_bookie_is_asked_again_for_what_comes_next_whatever_it_names(named: int) -> None:
+    """Entries that it leaves out would never be asked for."""
+    chunk = ReadChunk(BookieStatus.TOO_MANY_REQUESTS, None, EntryId(named), "busy")
+    run, ended = wanted_run(LedgerId(1), COMMAND, 10, chunk)
+    assert run is None
+    assert ended == ReadEnded(2, 1, BookieStatus.TOO_MANY_REQUESTS, EntryId(10), "busy")

@@ -307,6 +307,45 @@ def test_read_that_a_busy_bookie_breaks_off_goes_on_where_it_was(
     run_virtually(test, bookies=5)
 
 
+@pytest.mark.parametrize("quorums", [(3, 3, 2), (4, 3, 2)])
+@pytest.mark.parametrize("ahead", ["two", "one", "far"])
+def test_busy_bookie_that_names_a_later_entry_makes_no_hole(
+    ahead: str, quorums: tuple[int, int, int]
+) -> None:
+    """It lies, and is faster than the others: what it leaves out would never be delivered."""
+
+    async def test(world: World) -> None:
+        writer = await left_open(await world.client(explicit_lac_delay_s=100.0), quorums)
+        liar = writer.metadata.last_fragment.bookies[0]
+        other, lies = await world.client(), 0
+        honest = other.context.transport.read
+
+        async def read(bookie_id: BookieId, *args: Any, **options: Any) -> Any:
+            nonlocal lies
+            first, stride = args[1], options["stride"]
+            if options.get("fence") and bookie_id != liar:
+                await asyncio.sleep(1.0)
+            brought = 0
+            async for chunk in honest(bookie_id, *args, **options):
+                if options.get("fence") and bookie_id == liar and brought == 1 and lies < 4:
+                    lies += 1
+                    named = {"two": first + 3 * stride, "one": first + stride + 1, "far": 2**40}
+                    yield ReadChunk(
+                        BookieStatus.TOO_MANY_REQUESTS, None, EntryId(named[ahead]), "busy"
+                    )
+                    return
+                brought += 1
+                yield chunk
+
+        other.context.transport.read = read  # type: ignore[method-assign]
+        reader = await other.open_ledger(writer.ledger_id, recover=True)
+        assert lies
+        assert reader.last_add_confirmed == len(PAYLOADS) - 1
+        assert [e.payload async for e in reader.read(0, len(PAYLOADS) - 1)] == PAYLOADS
+
+    run_virtually(test, bookies=5)
+
+
 def test_recovery_is_as_patient_with_who_stores_nothing_as_a_writer() -> None:
     """And not as a reader, who may set itself another time."""
 

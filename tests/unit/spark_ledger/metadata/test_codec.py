@@ -6,7 +6,12 @@ import msgspec
 import pytest
 
 from spark_ledger.errors import ConfigurationError, CorruptionError
-from spark_ledger.limits.entries import FRAGMENTS_MAX, LEDGER_METADATA_BYTES_MAX
+from spark_ledger.limits.entries import (
+    FRAGMENTS_MAX,
+    LEDGER_METADATA_BYTES_MAX,
+    LEDGER_METADATA_ENDED_BYTES_MAX,
+    LEDGER_METADATA_NEW_BYTES_MAX,
+)
 from spark_ledger.metadata.cluster import cluster_identity
 from spark_ledger.metadata.codec import (
     BookieNode,
@@ -168,18 +173,54 @@ def test_later_format_asks_for_an_upgrade() -> None:
     assert PATH in str(caught.value)
 
 
-def test_size_limit_is_exact_and_says_what_is_large() -> None:
-    room = LEDGER_METADATA_BYTES_MAX - len(encode_ledger(LEDGER.with_changes(custom_metadata={})))
-    fits = {"k": "v" * (room - len('"k":""'))}
-    assert len(encode_ledger(LEDGER.with_changes(custom_metadata=fits))) == (
-        LEDGER_METADATA_BYTES_MAX
-    )
-    too_large = {"k": fits["k"] + "v"}
+def filled(metadata: LedgerMetadata, size: int) -> LedgerMetadata:
+    """The same with custom metadata that make its node so large."""
+    room = size - len(encode_ledger(metadata.with_changes(custom_metadata={"k": ""})))
+    return metadata.with_changes(custom_metadata={"k": "v" * room})
+
+
+OPEN = LEDGER.with_changes(state=LedgerState.OPEN, last_entry_id=EntryId(-1), length=0)
+
+
+@pytest.mark.parametrize(
+    ("ledger", "most"),
+    [
+        (OPEN, LEDGER_METADATA_BYTES_MAX),
+        (OPEN.with_changes(state=LedgerState.IN_RECOVERY), LEDGER_METADATA_ENDED_BYTES_MAX),
+        (LEDGER, LEDGER_METADATA_ENDED_BYTES_MAX),
+    ],
+)
+def test_size_limit_is_exact_and_says_what_is_large(ledger: LedgerMetadata, most: int) -> None:
+    fits = filled(ledger, most)
+    assert len(encode_ledger(fits)) == most
+    too_large = {"k": fits.custom_metadata["k"] + "v"}
     characters = 1 + len(too_large["k"])
     with pytest.raises(
-        ConfigurationError, match=rf"ledger 7: .* {characters} characters of custom"
+        ConfigurationError, match=rf"ledger 7: .* {characters} characters of custom.* {most} bytes"
     ):
-        encode_ledger(LEDGER.with_changes(custom_metadata=too_large))
+        encode_ledger(ledger.with_changes(custom_metadata=too_large))
+
+
+def test_new_ledger_leaves_room_for_the_fragments_to_come() -> None:
+    most = LEDGER_METADATA_NEW_BYTES_MAX
+    fits = filled(OPEN, most)
+    assert encode_ledger(fits, is_new=True) == encode_ledger(fits)
+    with pytest.raises(ConfigurationError, match=f"at most {most} bytes"):
+        encode_ledger(filled(OPEN, most + 1), is_new=True)
+
+
+def test_ledger_whose_node_is_full_can_be_recovered_and_closed_by_other_bookies() -> None:
+    """The room behind the bound of an open ledger is for what ends it."""
+    full = filled(OPEN, LEDGER_METADATA_BYTES_MAX)
+    encode_ledger(full.with_changes(state=LedgerState.IN_RECOVERY))
+    others = Fragment(EntryId(2**50), (BookieId("x" * 250), BookieId("y" * 250)))
+    ended = full.with_changes(
+        state=LedgerState.CLOSED,
+        fragments=(*full.fragments, others),
+        last_entry_id=EntryId(2**60),
+        length=2**60,
+    )
+    encode_ledger(ended)
 
 
 def test_fragment_limit() -> None:

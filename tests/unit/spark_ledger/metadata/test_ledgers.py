@@ -8,6 +8,7 @@ import random
 import pytest
 
 from spark_ledger.errors import (
+    ConfigurationError,
     ConflictError,
     CorruptionError,
     MetadataUnavailableError,
@@ -15,6 +16,7 @@ from spark_ledger.errors import (
     NotFoundError,
     OutcomeUnknownError,
 )
+from spark_ledger.limits.entries import LEDGER_METADATA_NEW_BYTES_MAX
 from spark_ledger.limits.metadata import LEDGER_ID_BLOCK
 from spark_ledger.metadata.ledgers import LedgerStore, ledger_path
 from spark_ledger.metadata.memory import Fault, Interpose, MemoryMetadataStore, MemoryTree, Outcome
@@ -301,5 +303,20 @@ def test_delete_after_lost_replies_is_repeated() -> None:
                 else:
                     with pytest.raises(OutcomeUnknownError):
                         await store.delete(LedgerId(7))
+
+    asyncio.run(main())
+
+
+def test_ledger_that_would_begin_full_is_refused() -> None:
+    """Its first ensemble change would be its last."""
+
+    async def main() -> None:
+        store = LedgerStore(MemoryTree().open_session())
+        half = {"k": "v" * (LEDGER_METADATA_NEW_BYTES_MAX // 2)}
+        await store.create(ledger(1).with_changes(custom_metadata=half))
+        with pytest.raises(ConfigurationError, match="use less custom metadata"):
+            await store.create(ledger(2).with_changes(custom_metadata={**half, "l": half["k"]}))
+        with pytest.raises(NoSuchLedgerError):
+            await store.read(LedgerId(2))
 
     asyncio.run(main())

@@ -68,8 +68,9 @@ class Writer:
     def conflict(self, metadata: LedgerMetadata, version: int = 6) -> list[Command]:
         return self.machine.handle(MetadataConflict(metadata, version), self.now)
 
-    def metadata_failed(self) -> list[Command]:
-        return self.machine.handle(MetadataFailed(MetadataUnavailableError("gone")), self.now)
+    def metadata_failed(self, error: LedgerError | None = None) -> list[Command]:
+        error = error or MetadataUnavailableError("gone")
+        return self.machine.handle(MetadataFailed(error), self.now)
 
     def looked(self, metadata: LedgerMetadata | None) -> list[Command]:
         return self.machine.handle(MetadataRead(metadata), self.now)

@@ -6,6 +6,7 @@ import pytest
 
 from spark_ledger.errors import (
     AddOutcomeUnknownError,
+    ConfigurationError,
     ConflictError,
     EnsembleLostError,
     FencedError,
@@ -23,6 +24,7 @@ from spark_ledger.protocol.events import (
     CloseAppender,
     ConfirmEntries,
     Done,
+    Failed,
     FailEntries,
     OpenAppender,
     SendEntries,
@@ -308,6 +310,43 @@ def test_too_many_fragments_after_a_conflict(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(append, "FRAGMENTS_MAX", 1)
     stored = writer.first.with_changes(fragments=(fragment(0, "b7 b1 b2"),))
     assert one(writer.conflict(stored), WriteMetadata).metadata.is_closed
+
+
+def test_change_for_which_the_metadata_have_no_room_ends_the_ledger_at_what_is_confirmed() -> None:
+    """Nothing was written: it is as with the most fragments (rule P10)."""
+    writer = Writer()
+    writer.add(2)
+    writer.ack_all()
+    writer.add()
+    change_of_index_1(writer)
+    commands = writer.metadata_failed(ConfigurationError("its metadata need 300000 bytes"))
+    error = one(commands, FailEntries).error
+    assert type(error) is EnsembleLostError
+    assert "its metadata need 300000 bytes" in str(error) and "ends at entry 1" in str(error)
+    wanted = one(commands, WriteMetadata)
+    assert wanted.metadata.last_entry_id == 1 and wanted.version == 4
+    assert wanted.metadata.fragments == writer.first.fragments, "without the change"
+    writer.written(wanted.metadata)
+    assert writer.machine.metadata.is_closed
+
+
+def test_ledger_whose_change_has_no_room_as_its_close_is_asked_for_is_closed() -> None:
+    writer = Writer()
+    writer.add(2)
+    writer.ack_all()
+    writer.add()
+    change_of_index_1(writer)
+    assert not only(writer.close(), WriteMetadata), "the change is on its way"
+    wanted = one(writer.metadata_failed(ConfigurationError("too large")), WriteMetadata).metadata
+    assert wanted.is_closed and wanted.last_entry_id == 1
+    assert one(writer.written(wanted), Done).metadata == wanted
+
+
+def test_closing_write_for_which_there_is_no_room_is_not_tried_again() -> None:
+    writer = Writer()
+    one(writer.close(), WriteMetadata)
+    full = ConfigurationError("its metadata need 300000 bytes")
+    assert one(writer.metadata_failed(full), Failed).error is full
 
 
 def test_fence_of_replaced_bookie_changes_nothing() -> None:

@@ -149,6 +149,18 @@ def test_change_that_was_under_way_ends_while_a_fence_is_in_question() -> None:
     assert one(writer.looked(wanted), ChooseBookies).indexes == (0,)
 
 
+def test_change_that_ends_while_a_fence_is_in_question_confirms_what_was_stored_meanwhile() -> None:
+    """As any acknowledgement does that comes then: the question may stay open for long."""
+    writer = Writer()
+    writer.add()
+    wanted = change_of_index_1(writer)
+    assert writer.ack(0, 0) == writer.ack(2, 0) == [], "the change is being written"
+    writer.fail(0, FENCED)
+    commands = writer.written(wanted)
+    assert only(commands, ConfirmEntries) == [ConfirmEntries(EntryId(0))]
+    assert writer.machine.failed_indexes == {0} and not only(commands, ChooseBookies)
+
+
 def test_metadata_that_are_away_are_asked_again_while_the_others_suffice() -> None:
     away = MetadataUnavailableError("ZooKeeper is away")
     writer = in_doubt()

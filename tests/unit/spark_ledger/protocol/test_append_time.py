@@ -89,6 +89,7 @@ def test_lost_announcement_is_repeated_to_those_who_do_not_know_it() -> None:
     writer.told("b0", last=0, status=BookieStatus.TIMEOUT)
     assert writer.machine.next_deadline == 0.02 + REPEAT_S
     assert writer.tick(0.4) == []
+    writer.told("b2", last=0, status=BookieStatus.UNAVAILABLE)
     assert writer.tick(0.6) == [AnnounceLastConfirmed(EntryId(0), ids("b0 b2"))]
     assert writer.machine.next_deadline == 0.6 + 2 * REPEAT_S
     writer.told("b2", last=0)
@@ -105,6 +106,7 @@ def test_announcement_is_repeated_to_failed_members_at_pauses_that_are_bounded()
     writer.fail(1)
     times = []
     for _ in range(12):
+        writer.told("b1", last=0, status=BookieStatus.UNAVAILABLE)
         due = writer.machine.next_deadline
         assert due is not None
         times.append(due)
@@ -119,7 +121,9 @@ def test_announcement_is_repeated_to_failed_members_at_pauses_that_are_bounded()
 def test_first_announcement_goes_to_who_lives_and_its_repetition_is_soon_again() -> None:
     writer = idle((3, 3, 2), "b0 b1 b2")
     for now in (1.0, 3.0, 7.0, 15.0):
+        writer.told("b0", "b1", "b2", last=0, status=BookieStatus.UNAVAILABLE)
         writer.tick(now)
+    writer.told("b0", "b1", "b2", last=0, status=BookieStatus.UNAVAILABLE)
     writer.now = 20.0
     writer.add()
     writer.ack_all()

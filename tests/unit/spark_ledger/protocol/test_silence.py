@@ -74,7 +74,7 @@ def test_who_was_found_alive_a_moment_ago_is_given_that_moment_by_all_that_look(
     replication = make()
     assert silence(replication, 5.0) == (set(), (0, 1, 2))
     found_alive(replication, 0, 1, 2, now=5.0)
-    assert replication.next_silence(TIMEOUT_S) == 6.0
+    assert replication.next_look(TIMEOUT_S, chooses=False) == 6.0
     acknowledge(replication, 0, 0, 5.1)
     acknowledge(replication, 1, 0, 5.1)
     assert silence(replication, 5.9) == NOBODY
@@ -158,10 +158,10 @@ def test_next_look_is_at_the_first_who_is_due_and_at_nobody_who_failed() -> None
     replication.fail(AddFailed(1, BOOKIES[1], BookieStatus.READ_ONLY), 2.0, 1.0)
     replication.choose(2.0)
     replication.chosen(BookiesChosen({}), 2.0, 2.0)
-    assert replication.next_retry() == 3.0
-    assert replication.next_silence(TIMEOUT_S) == TIMEOUT_S
+    assert replication.next_look(TIMEOUT_S, chooses=True) == 3.0
+    assert replication.next_look(TIMEOUT_S, chooses=False) == TIMEOUT_S
     acknowledge(replication, 2, 0, 2.0)
-    assert replication.next_silence(TIMEOUT_S) is None
+    assert replication.next_look(TIMEOUT_S, chooses=False) is None
 
 
 def test_silent_member_is_replaced_if_somebody_can_take_its_place_though_it_is_alive() -> None:

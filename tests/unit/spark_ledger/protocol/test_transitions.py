@@ -12,7 +12,12 @@ from types import ModuleType
 
 import pytest
 
-from spark_ledger.errors import LedgerError, MetadataUnavailableError, NoSuchEntryError
+from spark_ledger.errors import (
+    ConfigurationError,
+    LedgerError,
+    MetadataUnavailableError,
+    NoSuchEntryError,
+)
 from spark_ledger.protocol import append, append_phases, read_phases, recovery_phases
 from spark_ledger.protocol.append import AppendMachine
 from spark_ledger.protocol.append_phases import Phase
@@ -183,6 +188,7 @@ def reach_the_most_fragments(monkeypatch: pytest.MonkeyPatch) -> None:
                 writer.conflict(writer.first.with_changes(fragments=(fragment(0, "b7 b1 b2"),)))
             else:
                 writer.choose(i1="b3")
+    changing().metadata_failed(ConfigurationError("too large"))
 
 
 def test_writer_takes_every_change_of_its_table(

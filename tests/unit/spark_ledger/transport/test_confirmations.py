@@ -219,3 +219,21 @@ async def test_call_that_is_cancelled_cancels_its_tellings_and_no_others() -> No
     assert all(each.cancelled() for each in told)
     bookie.go_on()
     assert await later is FENCED
+
+
+@in_virtual_time
+async def test_tellings_that_nobody_waits_for_any_more_are_not_sent() -> None:
+    """As of writers that closed their ledgers beside a bookie that hangs."""
+    bookie = Bookie()
+    bookie.holds = True
+    for number in range(CONFIRMATION_CALLS_MAX):
+        bookie.tell(2 * number)
+        await settle()
+    bookie.asked.clear()
+    left = [bookie.tell(2 * number) for number in range(20 * MOST)]
+    stays = [bookie.tell(2 * number) for number in range(3)]
+    for telling in left:
+        telling.cancel()
+    bookie.go_on()
+    assert await asyncio.gather(*stays) == [OK] * 3
+    assert bookie.asked == [[0, 2, 4]]
