@@ -415,6 +415,38 @@ def test_power_cut_at_any_moment_of_the_start_loses_nothing(adds: int) -> None:
             assert sorted(held)[:adds] == list(range(adds)), "what was acknowledged"
 
 
+def test_file_whose_name_a_kill_left_unsynced_is_durable_before_a_mark_names_it() -> None:
+    """The start sees the file, and on a full disk no next one is made before marks are stored."""
+    files = formatted()
+
+    def kill(operation: Operation) -> Fault | None:
+        if operation.path == JOURNAL and operation.kind == "sync_directory" and acknowledged:
+            raise Killed
+        return None
+
+    acknowledged = 0
+    machine = Machine(FaultFileSystem(files, kill))
+    with pytest.raises(Killed):
+        while acknowledged < 100:
+            assert machine.add(7, [acknowledged], size=6000) is OK
+            acknowledged += 1
+    durable = files.crash_clone(None)
+    assert len(journal_numbers(durable, JOURNAL)) < len(journal_numbers(files, JOURNAL))
+    for lock in machine.bookie._locks:  # the kernel does that
+        lock.release()
+    clones: list[MemoryFileSystem] = []
+
+    def full(operation: Operation) -> Fault | None:
+        clones.append(files.crash_clone(None))
+        is_file = operation.kind == "create" and operation.path.parent == JOURNAL
+        return Fault(errno.ENOSPC) if is_file else None
+
+    Machine(FaultFileSystem(files, full)).flush()
+    for clone in clones:
+        held = Machine(clone).held(7)
+        assert sorted(held)[:acknowledged] == list(range(acknowledged))
+
+
 def test_key_of_a_copy_that_was_made_again_comes_behind_the_fence_of_the_former() -> None:
     """The checkpoint lies between the first key and the fence; the first copy was given back."""
     files, key = formatted(), b"key"
