@@ -235,10 +235,6 @@ BOOKIE_STRANGERS_AT_ONCE: Final = 4
 """So many go on meanwhile while they make progress: each may be an honest client's first
 entry, which is there in some hundredths of a second."""
 
-BOOKIE_STRANGER_SLOW_BYTES_S: Final = 2 * MIB
-"""Whoever sends less per second does not keep others from being heard: four of them would leave
-half of the rate to nobody. Four honest ones have more each if they share 100 Mbit/s."""
-
 BOOKIE_UNHEARD_S: Final = 2.0
 """A connection that stopped in the middle of a message, and was not heard for this long, is ended.
 Whoever is ended connects and sends again, so each second here is one in which it costs nothing;

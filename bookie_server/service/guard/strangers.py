@@ -6,10 +6,10 @@ connections send that have stored nothing yet is counted, beyond the first part 
 together have a rate. Above it the kernel drops what they send.
 
 An honest client may have a large first entry, and many such clients may begin together. So a few
-that are furthest go on as long as they make progress; those that send little are behind all others,
-and keep nobody out. A message that becomes complete does not count any more. The others are heard
-again one by one, as the rate allows. A connection that stops in the middle of a message is ended at
-last. A client that has stored something is never among them, nor is one that sends little in all.
+that are furthest go on as long as they make progress. A message that becomes complete does not
+count any more. The others are heard again one by one, as the rate allows. A connection that stops
+in the middle of a message is ended at last. A
+client that has stored something is never among them, nor is one that sends little.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from spark_ledger.limits.bookie import (
     BOOKIE_STALLED_MESSAGE_S,
     BOOKIE_STRANGER_BURST_BYTES,
     BOOKIE_STRANGER_BYTES_S,
-    BOOKIE_STRANGER_SLOW_BYTES_S,
     BOOKIE_STRANGERS_AT_ONCE,
     BOOKIE_UNHEARD_S,
 )
@@ -39,13 +38,12 @@ class Orders:
 
 class _Stranger:
     """A connection with an unfinished message above the first part. ``may_go_on``: it has one of
-    the places; ``is_going_on``: it sends, as far as is known; ``is_slow``: but little of late;
-    ``had_its_chance``: it stopped.
+    the places; ``is_going_on``: it sends, as far as is known; ``had_its_chance``: it stopped.
     ``silence_s_max``: a TCP that was not heard tries again after twice the time at most."""
 
     __slots__ = (
-        "byte_count", "changed_at", "had_its_chance", "is_going_on", "is_muted", "is_slow",
-        "may_go_on", "measured_at", "measured_from", "muted_at", "silence_s_max",
+        "byte_count", "changed_at", "had_its_chance", "is_going_on", "is_muted", "may_go_on",
+        "muted_at", "silence_s_max",
     )  # fmt: skip
 
     def __init__(self, now: float) -> None:
@@ -54,27 +52,9 @@ class _Stranger:
         self.is_muted = False
         self.muted_at = 0.0  # first
         self.may_go_on = False
-        self.is_going_on = False
-        self.is_slow = False
-        self.measured_at, self.measured_from = now, 0
+        self.is_going_on = True
         self.had_its_chance = False
         self.silence_s_max = BOOKIE_STALLED_MESSAGE_S
-
-    def go_on(self, byte_count: int, now: float) -> None:
-        """More of it has arrived."""
-        if not self.is_going_on:  # how long it was not heard does not make it slow
-            self.measured_at, self.measured_from = now, byte_count
-        self.byte_count, self.changed_at = byte_count, now
-        self.is_going_on = not self.is_muted  # what came before the filter did is no more
-        self.silence_s_max = BOOKIE_STALLED_MESSAGE_S
-
-    def measure(self, now: float) -> None:
-        """See how much it has sent lately: a byte now and then is progress for ever."""
-        took_s = now - self.measured_at
-        if self.is_going_on and took_s >= BOOKIE_STALLED_MESSAGE_S:
-            sent = self.byte_count - self.measured_from
-            self.is_slow = sent < took_s * BOOKIE_STRANGER_SLOW_BYTES_S
-            self.measured_at, self.measured_from = now, self.byte_count
 
     def has_stopped(self, now: float) -> bool:
         """It could send, and did not."""
@@ -152,8 +132,9 @@ class Strangers:
             stranger = self._seen[peer] = _Stranger(now)
         if byte_count > stranger.byte_count:
             self._left -= byte_count - stranger.byte_count
-            stranger.go_on(byte_count, now)
-        stranger.measure(now)
+            stranger.byte_count, stranger.changed_at = byte_count, now
+            stranger.is_going_on = True
+            stranger.silence_s_max = BOOKIE_STALLED_MESSAGE_S
 
     def _forget(self, peer: str, orders: Orders, *, is_whole: bool) -> None:
         stranger = self._seen.pop(peer)
@@ -163,9 +144,9 @@ class Strangers:
             orders.unmute.append(peer)
 
     def _give_places(self, was_open: bool) -> None:
-        """To those that are furthest, slow ones last: if nobody could go on, nobody would become
-        whole. While there is no room those that have places keep them, and nobody else gets one."""
-        furthest = sorted(self._seen.values(), key=lambda each: (each.is_slow, -each.byte_count))
+        """To those that are furthest: if nobody could go on, nobody would become whole. While there
+        is no room those that have places keep them, and nobody else gets one."""
+        furthest = sorted(self._seen.values(), key=lambda stranger: -stranger.byte_count)
         left = BOOKIE_STRANGERS_AT_ONCE
         for stranger in furthest:
             can_have_one = stranger.is_going_on and (was_open or stranger.may_go_on)
@@ -181,7 +162,7 @@ class Strangers:
         """Those that wait for longest, and behind all others the next time."""
         if self._left <= 0 or orders.mute:
             return
-        going_on = sum(each.is_going_on and not each.is_slow for each in self._seen.values())
+        going_on = sum(stranger.is_going_on for stranger in self._seen.values())
         for peer, stranger in list(self._seen.items()):
             if going_on >= BOOKIE_STRANGERS_AT_ONCE:
                 return

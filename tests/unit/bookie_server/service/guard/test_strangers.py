@@ -16,7 +16,6 @@ from spark_ledger.limits.bookie import (
     BOOKIE_STALLED_MESSAGE_S,
     BOOKIE_STRANGER_BURST_BYTES,
     BOOKIE_STRANGER_BYTES_S,
-    BOOKIE_STRANGER_SLOW_BYTES_S,
     BOOKIE_STRANGERS_AT_ONCE,
     BOOKIE_UNHEARD_S,
 )
@@ -86,56 +85,6 @@ def test_many_clients_that_begin_with_large_entries_all_come_through() -> None:
     assert not world.sent, "all were stored"
 
 
-@pytest.mark.parametrize(("mib", "dripped"), [(15, 1), (2, BOOKIE_STRANGER_SLOW_BYTES_S // 41)])
-def test_connections_that_drip_keep_nobody_out_that_sends_a_large_entry(
-    mib: int, dripped: int
-) -> None:
-    """They make progress for ever: by a byte each time, or by what is not worth waiting for."""
-    world = Senders(Strangers(), wanted=ENTRY_PAYLOAD_BYTES_MAX, whole=True)
-    for number in range(BOOKIE_STRANGERS_AT_ONCE):
-        world.drip(f"drips {number}", mib * MIB, dripped)
-    for _look in range(3 * 40):
-        world.look()
-    for number in range(40):
-        world.connect(f"client {number}")
-    for _look in range(4 * 40):
-        ended = world.look()
-        assert all(peer.startswith("drips") for peer in ended), ended
-    assert all(peer.startswith("drips") for peer in world.sent), "all were stored"
-
-
-def test_slow_connection_is_heard_beside_others_as_long_as_there_is_room() -> None:
-    """It has no place for itself then, and is no waste either."""
-    world = Senders(Strangers(), wanted=2 * MIB, whole=True)
-    world.drip("slow", 2 * MIB, 2_500)
-    for look in range(10 * 40):
-        if look % 20 == 0:
-            world.connect(f"client {look}")
-        assert not world.look()
-    assert world.sent == {"slow": 2 * MIB + 10 * 40 * 2_500}
-
-
-@pytest.mark.parametrize("is_quick", [True, False])
-def test_place_of_one_that_is_heard_again_is_its_own_from_its_first_byte_on(is_quick: bool) -> None:
-    """How long it was not heard, and how long its TCP waits then, does not make it a slow one."""
-    strangers, waiting = Strangers(), {f"new {number}": 2 * MIB for number in range(5)}
-    *first, last = waiting
-    flood = halves(BOOKIE_STRANGERS_AT_ONCE, 15)
-    assert strangers.look(waiting | flood, set(), set(), LATER_S).mute == [*first, last]
-    now = LATER_S + 1.0
-    assert strangers.look(waiting, set(), set(flood), now).unmute == first
-    now += 1.0
-    parts = [
-        BOOKIE_STRANGER_SLOW_BYTES_S // 40 + 1 if is_quick or look == 0 else 1 for look in range(12)
-    ]
-    heard = []
-    for part in parts:
-        waiting |= {peer: waiting[peer] + part for peer in first}
-        heard += strangers.look(waiting, set(), set(), now).unmute
-        now += 0.025
-    assert heard == ([] if is_quick else [last])
-
-
 class Senders:
     """Clients that send as fast as gRPC reads, which takes in 25 MiB between two looks. Those that
     were not heard try again after as long a time."""
@@ -147,16 +96,11 @@ class Senders:
         self._now = LATER_S
         self._muted_at: dict[str, float] = {}
         self._tries_at: dict[str, float] = {}
-        self._drips: dict[str, int] = {}
         self.sent: dict[str, int] = {}
         self.taken_in = 0
 
     def connect(self, peer: str) -> None:
         self.sent[peer] = 0
-
-    def drip(self, peer: str, byte_count: int, dripped: int) -> None:
-        """One that has sent so much, and sends so little between two looks from now on."""
-        self.sent[peer], self._drips[peer] = byte_count, dripped
 
     def look(self) -> list[str]:
         """One more look; who was ended."""
@@ -165,7 +109,6 @@ class Senders:
             peer
             for peer, byte_count in self.sent.items()
             if byte_count < self._wanted
-            and peer not in self._drips
             and peer not in self._muted_at
             and self._tries_at.get(peer, 0.0) <= self._now
         ]
@@ -173,14 +116,7 @@ class Senders:
             part = min(25 * MIB // len(can_send), self._wanted - self.sent[peer])
             self.sent[peer] += part
             self.taken_in += part
-        for peer, dripped in self._drips.items():
-            if peer in self.sent and peer not in self._muted_at:
-                self.sent[peer] += dripped
-        stored = {
-            peer
-            for peer, byte_count in self.sent.items()
-            if self._whole and byte_count == self._wanted and peer not in self._drips
-        }
+        stored = {peer for peer in self.sent if self._whole and self.sent[peer] == self._wanted}
         for peer in stored:
             del self.sent[peer]
         orders = self._strangers.look(dict(self.sent), set(), stored, self._now)
@@ -347,14 +283,3 @@ def test_those_who_were_heard_again_wait_behind_all_others_the_next_time() -> No
         assert strangers.muted == small.keys()
         heard.append(strangers.look(small, set(), set(flood), now + 0.05).unmute)
     assert heard == [[f"new {n}" for n in (0, 1, 2, 3)], [f"new {n}" for n in (4, 5, 0, 1)]]
-
-
-def test_what_arrived_before_the_kernel_dropped_it_takes_no_place() -> None:
-    """Between the look at what has arrived and the filter a fast sender has sent more."""
-    strangers = Strangers()
-    flood, waiting = halves(BOOKIE_STRANGERS_AT_ONCE, 15), {f"new {n}": 2 * MIB for n in range(5)}
-    muted = strangers.look(flood | waiting, set(), set(), LATER_S).mute
-    assert muted == list(waiting)
-    waiting = dict.fromkeys(waiting, 3 * MIB)
-    heard = strangers.look(waiting, set(), set(flood), LATER_S + 0.025).unmute
-    assert heard == muted[:BOOKIE_STRANGERS_AT_ONCE]
