@@ -10,7 +10,7 @@ from spark_ledger.limits.entries import MESSAGE_BYTES_MAX
 THREAD_TURN_S: Final = 0.001
 """For so long a thread of a bookie keeps the interpreter while another one wants it. With Python's
 5 ms the service loop waits that long behind a flush each time that it comes back from gRPC or from
-the kernel."""
+the kernel. With half of this, changes of threads took more than shorter waits gave back."""
 
 # -- appends ---------------------------------------------------------------------------------------
 
