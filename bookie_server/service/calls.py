@@ -88,6 +88,7 @@ class CallLimits:
         self._running: Counter[Kind] = Counter()
         self._of_connection: Counter[tuple[Kind, str]] = Counter()
         self._receiving: dict[Call, tuple[float, str]] = {}  # since when, from whom
+        self._receiving_from: Counter[str] = Counter()  # how many of these, by connection
 
     @contextmanager
     def admitted(self, kind: Kind, connection: str) -> Iterator[Refusal | None]:
@@ -113,16 +114,23 @@ class CallLimits:
     @contextmanager
     def receiving(self, connection: str) -> Iterator[None]:
         """Count a call whose request is on its way. Of too many the oldest one's connection ends,
-        and the newest is not refused: an honest request comes with its call."""
+        and the newest is not refused: an honest request comes with its call. One that has a share
+        of them all ends before: each of its calls costs everybody else time when it ends."""
         call = current_call()
         self._receiving[call] = asyncio.get_running_loop().time(), connection
-        if len(self._receiving) > BOOKIE_RECEIVING_MAX:
+        self._receiving_from[connection] += 1
+        if self._receiving_from[connection] > BOOKIE_RECEIVING_MAX // BOOKIE_CONNECTION_SHARE:
+            self._hang_up(connection, Why.SILENT)
+        elif len(self._receiving) > BOOKIE_RECEIVING_MAX:
             _since, silent = self._receiving.pop(next(iter(self._receiving)))
             self._hang_up(silent, Why.SILENT)
         try:
             yield
         finally:
             self._receiving.pop(call, None)
+            self._receiving_from[connection] -= 1
+            if not self._receiving_from[connection]:
+                del self._receiving_from[connection]
 
     def receiving_for(self, seconds: float) -> set[str]:
         """Connections with a request that has been on its way for so long."""

@@ -92,7 +92,8 @@ BOOKIE_HEALTH_WATCHES_MAX: Final = 256
 connections. Each stays for as long as it likes."""
 
 BOOKIE_RECEIVING_MAX: Final = 1_024
-"""Calls whose request has not arrived as a whole: with honest clients it comes with the call."""
+"""Calls whose request has not arrived as a whole: with honest clients it comes with the call. One
+connection may have a share of them (`BOOKIE_CONNECTION_SHARE`), then it is ended."""
 
 BOOKIE_LEFTOVERS_MAX: Final = 1_024
 """Calls that are answered, and whose clients do not even read a few bytes within a second."""

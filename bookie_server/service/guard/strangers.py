@@ -38,17 +38,18 @@ class Orders:
 
 class _Stranger:
     """A connection with an unfinished message above the first part. ``may_go_on``: it has one of
-    the places; ``is_going_on``: it sends, as far as is known; ``had_its_chance``: it stopped.
-    ``silence_s_max``: a TCP that was not heard tries again after twice the time at most."""
+    the places; ``is_going_on``: it sends, as far as is known; ``had_its_chance``: it stopped, or
+    took too long. ``silence_s_max``: a TCP that was not heard tries again after twice the time at
+    most."""
 
     __slots__ = (
-        "byte_count", "changed_at", "had_its_chance", "is_going_on", "is_muted", "may_go_on",
-        "muted_at", "silence_s_max",
+        "byte_count", "changed_at", "had_its_chance", "heard_since", "is_going_on", "is_muted",
+        "may_go_on", "muted_at", "silence_s_max",
     )  # fmt: skip
 
     def __init__(self, now: float) -> None:
         self.byte_count = BOOKIE_HELD_BYTES_MAX
-        self.changed_at = now
+        self.changed_at = self.heard_since = now
         self.is_muted = False
         self.muted_at = 0.0  # first
         self.may_go_on = False
@@ -59,6 +60,11 @@ class _Stranger:
     def has_stopped(self, now: float) -> bool:
         """It could send, and did not."""
         return not self.is_muted and now - self.changed_at >= self.silence_s_max
+
+    def drips(self, now: float) -> bool:
+        """It sends, and its message does not become whole: it has no place among those who go on,
+        or four that send a byte now and then would keep all others out."""
+        return not self.is_muted and now - self.heard_since >= BOOKIE_RECEIVE_S
 
     def is_due(self, now: float) -> bool:
         """It is not heard any more, however long it waits."""
@@ -109,7 +115,7 @@ class Strangers:
         if self._left < 0:
             self._give_places(was_open)
         for peer, stranger in list(self._seen.items()):
-            if stranger.has_stopped(now):
+            if stranger.has_stopped(now) or stranger.drips(now):
                 stranger.had_its_chance = True
                 stranger.may_go_on = stranger.is_going_on = False
             is_one_too_many = self._left < 0 and not stranger.may_go_on
@@ -133,7 +139,7 @@ class Strangers:
         if byte_count > stranger.byte_count:
             self._left -= byte_count - stranger.byte_count
             stranger.byte_count, stranger.changed_at = byte_count, now
-            stranger.is_going_on = True
+            stranger.is_going_on = not stranger.drips(now)
             stranger.silence_s_max = BOOKIE_STALLED_MESSAGE_S
 
     def _forget(self, peer: str, orders: Orders, *, is_whole: bool) -> None:
@@ -168,7 +174,7 @@ class Strangers:
                 return
             if stranger.is_muted and not stranger.had_its_chance:
                 stranger.is_muted, stranger.may_go_on, stranger.is_going_on = False, True, False
-                stranger.changed_at = now
+                stranger.changed_at = stranger.heard_since = now
                 stranger.silence_s_max = max(
                     BOOKIE_STALLED_MESSAGE_S, 2 * (now - stranger.muted_at)
                 )

@@ -12,7 +12,11 @@ import pytest
 from bookie_server.service import calls
 from bookie_server.service.calls import BOUNDS, AnswerRoom, CallLimits, HangsUp, Kind
 from bookie_server.service.guard.hanging_up import Why
-from spark_ledger.limits.bookie import BOOKIE_CALLS_MAX, BOOKIE_RECEIVING_MAX
+from spark_ledger.limits.bookie import (
+    BOOKIE_CALLS_MAX,
+    BOOKIE_CONNECTION_SHARE,
+    BOOKIE_RECEIVING_MAX,
+)
 from spark_ledger.limits.entries import READ_CHUNK_BYTES_TARGET
 from spark_ledger.types import BookieStatus
 from tests.unit.virtual_time import run_in_virtual_time
@@ -100,6 +104,7 @@ async def test_oldest_call_without_its_request_ends_when_there_are_too_many() ->
     limits = CallLimits(hang_up, Counter())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calls, "BOOKIE_RECEIVING_MAX", 2)
+        patch.setattr(calls, "BOOKIE_CONNECTION_SHARE", 1)
 
         async def receive() -> None:
             with limits.receiving(name()):
@@ -116,6 +121,30 @@ async def test_oldest_call_without_its_request_ends_when_there_are_too_many() ->
         tasks[2].cancel()
         tasks[3].cancel()
         await until(lambda: not limits._receiving)
+
+
+@on_loop
+async def test_connection_with_a_share_of_all_calls_without_a_request_is_hung_up_on() -> None:
+    """The calls of one end together, and keep the loop for that long."""
+    ended: list[str] = []
+    limits = CallLimits(lambda connection, _why: ended.append(connection), Counter())
+
+    async def receive(connection: str) -> None:
+        with limits.receiving(connection):
+            await asyncio.Event().wait()
+
+    share = BOOKIE_RECEIVING_MAX // BOOKIE_CONNECTION_SHARE
+    tasks = [asyncio.ensure_future(receive("other")) for _ in range(share)]
+    tasks += [asyncio.ensure_future(receive("greedy")) for _ in range(share)]
+    await asyncio.sleep(0)
+    assert not ended
+    tasks.append(asyncio.ensure_future(receive("greedy")))
+    await asyncio.sleep(0)
+    assert ended == ["greedy"]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert not limits._receiving_from, "a connection that has no calls is forgotten"
 
 
 class Reader:

@@ -283,3 +283,45 @@ def test_those_who_were_heard_again_wait_behind_all_others_the_next_time() -> No
         assert strangers.muted == small.keys()
         heard.append(strangers.look(small, set(), set(flood), now + 0.05).unmute)
     assert heard == [[f"new {n}" for n in (0, 1, 2, 3)], [f"new {n}" for n in (4, 5, 0, 1)]]
+
+
+def test_strangers_that_drip_keep_no_other_one_out() -> None:
+    """Four connections that send a byte now and then were taken for four that go on: whoever was
+    not heard during a flood waited for them until it was ended."""
+    strangers = Strangers()
+    dripping = {f"drip {n}": 16 * MIB for n in range(BOOKIE_STRANGERS_AT_ONCE)}
+    assert not strangers.look(dripping, set(), set(), LATER_S).mute
+    at = LATER_S
+    while at < LATER_S + BOOKIE_RECEIVE_S:
+        at += BOOKIE_STALLED_MESSAGE_S / 2
+        dripping = {peer: byte_count + 1 for peer, byte_count in dripping.items()}
+        strangers.look(dripping, set(), set(), at)
+    flood = halves(20, 15)
+    dripping = {peer: byte_count + 1 for peer, byte_count in dripping.items()}
+    muted = set(strangers.look(flood | dripping, set(), set(), at).mute)
+    honest = flood.keys() & muted
+    assert len(honest) == len(flood) - BOOKIE_STRANGERS_AT_ONCE, "the places are for others"
+    heard: set[str] = set()
+    while at < LATER_S + 2 * BOOKIE_RECEIVE_S and not heard:
+        at += BOOKIE_STALLED_MESSAGE_S / 2
+        dripping = {peer: byte_count + 1 for peer, byte_count in dripping.items()}
+        held = {peer: flood[peer] for peer in honest} | {
+            peer: byte_count for peer, byte_count in dripping.items() if peer in strangers.peers
+        }
+        heard = honest & set(strangers.look(held, set(), set(), at).unmute)
+    assert heard, "as soon as the rate allows it"
+
+
+def test_stranger_that_was_not_heard_has_its_whole_time_when_it_is() -> None:
+    strangers = Strangers()
+    held = halves(12, 15)
+    muted = strangers.look(held, set(), set(), LATER_S).mute
+    at, heard = LATER_S, ""
+    while not heard:
+        at += BOOKIE_STALLED_MESSAGE_S
+        held = {peer: held[peer] for peer in muted}
+        heard = next(iter(strangers.look(held, set(), set(), at).unmute), "")
+    at += 0.9 * BOOKIE_RECEIVE_S
+    held[heard] += MIB
+    orders = strangers.look(held, set(), set(), at)
+    assert heard not in orders.mute and strangers._seen[heard].is_going_on
