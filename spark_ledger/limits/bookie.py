@@ -233,8 +233,8 @@ BOOKIE_STRANGER_BURST_BYTES: Final = 24 * MIB
 """What they may send at once: the largest entry as the first of a client, and half of another."""
 
 BOOKIE_STRANGERS_AT_ONCE: Final = 4
-"""So many go on meanwhile while they make progress: each may be an honest client's first
-entry, which is there in some hundredths of a second."""
+"""So many go on meanwhile while they make progress, for `BOOKIE_RECEIVE_S` at most: each may be an
+honest client's first entry, which is there in some hundredths of a second."""
 
 BOOKIE_UNHEARD_S: Final = 2.0
 """A connection that stopped in the middle of a message, and was not heard for this long, is ended.

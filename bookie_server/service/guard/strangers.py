@@ -6,10 +6,10 @@ connections send that have stored nothing yet is counted, beyond the first part 
 together have a rate. Above it the kernel drops what they send.
 
 An honest client may have a large first entry, and many such clients may begin together. So a few
-that are furthest go on as long as they make progress. A message that becomes complete does not
-count any more. The others are heard again one by one, as the rate allows. A connection that stops
-in the middle of a message is ended at last. A
-client that has stored something is never among them, nor is one that sends little.
+that are furthest go on while they make progress, for some seconds. A message that becomes complete
+does not count any more. The others are heard again one by one, as the rate allows. A connection
+that stops in the middle of a message is ended at last. A client that has stored something is never
+among them, nor is one that sends little.
 """
 
 from __future__ import annotations
