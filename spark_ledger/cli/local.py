@@ -11,6 +11,7 @@ import click
 from spark_ledger.cli.arguments.amounts import DURATION_S, size_of
 from spark_ledger.cli.arguments.settings import METADATA_VARIABLE, Command, Settings, common_options
 from spark_ledger.cli.show.output import print_json, print_table, progress
+from spark_ledger.errors import BookieUnavailableError
 from spark_ledger.limits import MIB
 from spark_ledger.limits.repair import LOST_BOOKIE_DELAY_S
 
@@ -77,7 +78,11 @@ def up(
     lost_bookie_delay: float,
     directory: Path,
 ) -> None:
-    """Start a cluster that keeps running. It goes on with the data of the last one, if any."""
+    """Start a cluster that keeps running. It goes on with the data of the last one, if any.
+
+    A bookie that refuses its directories says why. The others run meanwhile, and it is started
+    again every 10 to 30 s; the exit status is 1.
+    """
     from spark_ledger import local
 
     with progress("starting ZooKeeper and bookies", None):
@@ -91,6 +96,12 @@ def up(
     show(settings, cluster)
     if not settings.as_json:
         click.echo(f"\nexport {METADATA_VARIABLE}={cluster.uri}")
+    refused = [bookie.name for bookie in cluster.bookies if not bookie.running]
+    if refused:
+        raise BookieUnavailableError(
+            f"{', '.join(refused)} did not start, for the reasons above; the rest runs, and each is "
+            "started again every 10 to 30 s"
+        )
 
 
 @group.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import sys
@@ -29,6 +30,12 @@ PORT_ATTEMPTS: Final = 5
 
 _CANNOT_LISTEN: Final = "cannot listen on"
 """What a bookie says last when its port is taken."""
+
+REFUSED_PAUSE_S: Final = 10.0
+"""A bookie that refused to start is started again so late: who does what it says needs its lock."""
+
+_LOG_PREFIX: Final = re.compile(r"^\S+ \S+ [A-Z]+ \S+: ")
+"""Time, level and logger, before what a bookie says."""
 
 ROOT: Final = "/ledgers"
 ZOOKEEPER: Final = "zookeeper"
@@ -96,6 +103,10 @@ class LocalCluster:
         self._processes = Processes(self.directory, remove=temporary, daemon=_daemon)
         self._zookeeper = _Server(ZOOKEEPER, self.directory / ZOOKEEPER)
         self._bookies: list[_Server] = []
+        self.refused: dict[str, str] = {}
+        """Bookies that did not start, and their last words. Of a cluster with data that is to be
+        detached the others go on: what a bookie asks for is mostly a command that needs them."""
+        self._goes_on = _daemon and zookeeper.has_data(self._zookeeper.directory)
         try:
             self._start_all(max(bookies, bookie.count_existing(self.directory)))
         except BaseException:
@@ -342,12 +353,28 @@ class LocalCluster:
                     # Whoever took the port may be gone again, so its own last words decide.
                     lost_a_port = _CANNOT_LISTEN in log_tail(server.log).rpartition("\n")[2]
                     if not lost_a_port or attempts[server.name] == PORT_ATTEMPTS:
-                        raise _bookie_error(server, f"ended with exit code {exit_code}")
+                        if not self._goes_on:
+                            raise _bookie_error(server, f"ended with exit code {exit_code}")
+                        self._try_later(server, exit_code)
+                        waiting.remove(server)
+                        continue
                     attempts[server.name] += 1
                     self._begin_bookie(server, on_new_ports=True)
                 elif time.monotonic() > deadline:
                     raise _bookie_error(server, f"does not serve after {START_TIMEOUT_S:g} s")
             time.sleep(POLL_S)
+
+    def _try_later(self, server: _Server, exit_code: int) -> None:
+        """Go on without a bookie, and have it started again now and then."""
+        last = log_tail(server.log).rpartition("\n")[2]
+        said = _LOG_PREFIX.sub("", last) or f"exit code {exit_code}"
+        self.refused[server.name] = f"did not start: {said}"
+        self._processes.keep(
+            server.name,
+            notice=server.directory / "ended",
+            sayings={exit_code: self.refused[server.name]},
+            pause_s=REFUSED_PAUSE_S,
+        )
 
     def _bookie(self, index: int) -> _Server:
         if not isinstance(index, int) or not 0 <= index < len(self._bookies):

@@ -63,6 +63,9 @@ def up(
 ) -> ClusterStatus:
     """Start a cluster that keeps running, on the data in ``directory`` if there are any.
 
+    With data it also runs if bookies refuse to start: they are not ``running``, their ``note`` says
+    why, and they are started again every ten to thirty seconds.
+
     ``zookeeper_heap_bytes``, ``lost_bookie_delay_s``, ``racks``: as in ``LocalCluster``.
 
     Raises ConfigurationError if one runs there already, and whatever ``LocalCluster`` raises.
@@ -93,6 +96,8 @@ def up(
                     cluster.bookie_address(index),
                     cluster.bookie_pid(index),
                     cluster.bookie_admin_address(index),
+                    running=bookie_id not in cluster.refused,
+                    note=cluster.refused.get(bookie_id, ""),
                 )
                 for index, bookie_id in enumerate(cluster.bookie_ids)
             ),

@@ -88,11 +88,19 @@ class Processes:
         """Send a signal; nothing happens if the process has ended."""
         self._request({"op": "signal", "name": name, "signal": int(signal_number)})
 
-    def keep(self, name: str, *, notice: Path, sayings: Mapping[int, str]) -> None:
-        """Have a process that runs started again when it ends, but not when ``signal`` ended it.
+    def keep(
+        self,
+        name: str,
+        *,
+        notice: Path,
+        sayings: Mapping[int, str],
+        pause_s: float = supervisor.RESTART_S,
+    ) -> None:
+        """Have a process started again when it ends, or if it has, but not when ``signal`` ended
+        it.
 
         ``notice``: a file that says why it ended, while that may explain that it does not answer.
-        ``sayings``: what it says by exit code.
+        ``sayings``: what it says by exit code. ``pause_s``: before the first time.
         """
         self._request(
             {
@@ -100,6 +108,7 @@ class Processes:
                 "name": name,
                 "notice": str(notice),
                 "sayings": {str(code): text for code, text in sayings.items()},
+                "pause": pause_s,
             }
         )
 

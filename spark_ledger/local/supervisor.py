@@ -5,7 +5,8 @@ milliseconds. It has one thread. Requests are JSON lines on standard input, one 
 
     {"op": "spawn", "name": ..., "argv": [...], "cwd": ..., "log": ..., "env": {...}}
     {"op": "signal", "name": ..., "signal": 9}
-    {"op": "keep", "name": ..., "notice": path, "sayings": {"3": ...}}   start it again when it ends
+    {"op": "keep", "name": ..., "notice": path, "sayings": {"3": ...}, "pause": 0.5}
+                                      start it again when it ends, and if it has
     {"op": "status"}                  -> {"processes": {name: {"pid": 1, "exit": null}}}
     {"op": "detach", "state": path}   go on alone; the state file is removed at the end
     {"op": "stop", "graceful": true}
@@ -77,6 +78,7 @@ class Request(TypedDict, total=False):
     graceful: bool
     notice: str
     sayings: dict[str, str]
+    pause: float
 
 
 class ChildState(TypedDict):
@@ -106,7 +108,7 @@ class Kept:
         self._start = start
         self._sayings = request["sayings"]
         self._notice = Path(request["notice"])
-        self._pause_s = RESTART_S
+        self._first_pause_s = self._pause_s = request["pause"]
         self._started_at = now
         self._again_at: float | None = None
         self.ended = 0
@@ -119,7 +121,7 @@ class Kept:
         """Start it again if that is due; then its new process id."""
         if exit_code is None:
             if self.ended and now - self._started_at > RAN_WELL_S:
-                self._pause_s = RESTART_S
+                self._pause_s = self._first_pause_s
                 self._remove_notice()
             return None
         if self._again_at is None:
@@ -289,8 +291,9 @@ class Supervisor:
             return
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             state = json.loads(self._state.read_bytes())
-            state[name]["pid"] = self._children[name].pid
-            state[name]["note"] = f"{kept.why} (it has ended {kept.ended} times)"
+            (process,) = (p for p in (state["zookeeper"], *state["bookies"]) if p["name"] == name)
+            process["pid"] = self._children[name].pid
+            process["note"] = f"{kept.why} (it has ended {kept.ended} times)"
             temporary = self._state.with_suffix(".tmp")
             temporary.write_text(json.dumps(state, indent=2))
             temporary.replace(self._state)

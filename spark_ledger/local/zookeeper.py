@@ -136,6 +136,11 @@ def _property(value: str) -> str:
     )
 
 
+def has_data(directory: Path) -> bool:
+    """Whether a server has run here."""
+    return (directory / "data" / "version-2").exists()
+
+
 def read_port(directory: Path) -> int:
     """The port of the last start if it is free, so that the URI stays the same; else 0."""
     try:

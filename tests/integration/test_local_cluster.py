@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -32,6 +33,7 @@ pytestmark = pytest.mark.processes
 
 WAIT_S = 30.0
 ROOT = str(Path(spark_ledger.__file__).parent.parent)
+ENVIRONMENT = {**os.environ, "PYTHONPATH": ROOT}
 
 
 def eventually(condition: Callable[[], bool]) -> None:
@@ -264,6 +266,37 @@ def test_a_bookie_that_dies_at_start_shows_its_log(tmp_path: Path) -> None:
     assert not local.status(tmp_path).running
 
 
+def test_bookie_that_refuses_its_directories_starts_once_what_it_asks_for_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cluster ended with it: the command that the refusal named had nothing to talk to."""
+    monkeypatch.setattr(cluster, "REFUSED_PAUSE_S", 1.0)
+    data, backup = tmp_path / "zookeeper" / "data", tmp_path / "backup"
+    first = local.up(tmp_path, 1)
+    try:
+        shutil.copytree(data, backup)
+    finally:
+        local.down(tmp_path)
+    local.up(tmp_path, 1)
+    local.down(tmp_path)
+    shutil.rmtree(data)
+    backup.rename(data)
+    restored = local.up(tmp_path, 1)
+    try:
+        assert restored.uri == first.uri
+        (refused,) = restored.bookies
+        assert not refused.running
+        assert refused.note.startswith("did not start: directory")
+        assert "`ledger cluster restored`" in refused.note
+        command = [sys.executable, "-m", "spark_ledger.cli", "cluster", "restored", "--yes"]
+        command += ["--metadata", restored.uri, f"--without-bookie={refused.name}"]
+        subprocess.run(command, check=True, env=ENVIRONMENT, capture_output=True)
+        eventually(lambda: local.status(tmp_path).bookies[0].running)
+        eventually(lambda: len(registered(restored.uri)) == 1)
+    finally:
+        local.down(tmp_path)
+
+
 def test_start_on_taken_ports_moves_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind((ports.HOST, 0))
@@ -305,7 +338,7 @@ def test_up_status_down(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-c", UP, str(directory)],
         check=True,
-        env={**os.environ, "PYTHONPATH": ROOT},
+        env=ENVIRONMENT,
     )
     try:
         found = local.status(directory)

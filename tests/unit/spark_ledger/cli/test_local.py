@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from spark_ledger import local
@@ -17,7 +18,10 @@ RUNNING = ClusterStatus(
     uri="zk://127.0.0.1:4444/ledgers",
     supervisor_pid=9,
     zookeeper=ProcessStatus("zookeeper", "127.0.0.1:4444", 10),
-    bookies=(ProcessStatus("bookie-0", "127.0.0.1:5555", 11, "127.0.0.1:6666", running=False),),
+    bookies=(ProcessStatus("bookie-0", "127.0.0.1:5555", 11, "127.0.0.1:6666"),),
+)
+REFUSED = msgspec.structs.replace(
+    RUNNING.bookies[0], running=False, note="did not start: run `ledger cluster restored`"
 )
 
 
@@ -44,7 +48,7 @@ def test_up_prints_what_to_export(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
     assert outcome.status == 0
     assert asked == [(Path("/somewhere"), 5, None)]
     assert outcome.out.splitlines()[-1] == f"export SPARK_LEDGER_METADATA={RUNNING.uri}"
-    assert "dead" in outcome.out and "127.0.0.1:6666" in outcome.out
+    assert "running" in outcome.out and "127.0.0.1:6666" in outcome.out
     assert json.loads(run("local", "up", "--json").out)["uri"] == RUNNING.uri
     assert run("local", "up", "--zookeeper-heap", "512m").status == 0
     assert asked[-1][2] == 512 * 2**20
@@ -56,6 +60,19 @@ def test_up_prints_what_to_export(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
     assert run("local", "up").status == 0 and asked[-1][2] == 2**30
     outcome = run("local", "up", "--zookeeper-heap", "1k")
     assert outcome.status == 2 and "a size such as" in outcome.err
+
+
+def test_up_that_goes_on_without_a_bookie_says_why_and_exits_1(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partly = msgspec.structs.replace(RUNNING, bookies=(RUNNING.bookies[0], REFUSED))
+    monkeypatch.setattr(local, "up", lambda *_given, **_options: partly)
+    outcome = run("local", "up")
+    assert outcome.status == 1
+    assert "dead" in outcome.out and REFUSED.note in outcome.out
+    assert f"export SPARK_LEDGER_METADATA={RUNNING.uri}" in outcome.out
+    assert "bookie-0 did not start" in outcome.err and "started again" in outcome.err
+    assert run("local", "up", "--json").status == 1
 
 
 def test_directory_follows_the_state_home(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

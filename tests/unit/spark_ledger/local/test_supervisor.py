@@ -27,7 +27,7 @@ class World:
         self.now = 1000.0
         self.starts: list[float] = []
         self.notice = notice
-        request = Request(notice=str(notice), sayings={"3": "its heap is full"})
+        request = Request(notice=str(notice), sayings={"3": "its heap is full"}, pause=RESTART_S)
         self.kept = Kept(request, self._start, self.now)
 
     def _start(self) -> int:
@@ -112,8 +112,10 @@ def test_state_file_says_that_a_process_cannot_be_started_again(tmp_path: Path) 
     owner, state = Supervisor(remove=None, parent=None), tmp_path / "state"
     argv, notice = [str(program)], str(tmp_path / "notice")
     owner.handle(Request(op="spawn", name="z", argv=argv, env={}, cwd=cwd, log=log))
-    owner.handle(Request(op="keep", name="z", notice=notice, sayings={}))
-    state.write_text('{"z": {"pid": 1, "note": ""}}')
+    owner.handle(Request(op="keep", name="z", notice=notice, sayings={}, pause=RESTART_S))
+    state.write_text(
+        '{"zookeeper": {"name": "y"}, "bookies": [{"name": "z", "pid": 1, "note": ""}]}'
+    )
     owner._state = state
     program.unlink()
     deadline = time.monotonic() + 30.0
@@ -143,7 +145,8 @@ def test_process_that_was_ended_by_a_request_is_not_started_again(
     for name in ("ended", "crashed"):
         argv = ["sleep", "60"]
         keeper.handle(Request(op="spawn", name=name, argv=argv, env={}, cwd=cwd, log=log))
-        keeper.handle(Request(op="keep", name=name, notice=str(notice(name)), sayings={}))
+        about = Request(op="keep", name=name, notice=str(notice(name)), sayings={}, pause=RESTART_S)
+        keeper.handle(about)
     ended, crashed = state("ended")["pid"], state("crashed")["pid"]
     try:
         keeper.handle({"op": "signal", "name": "ended", "signal": number})
