@@ -99,8 +99,8 @@ def up(
     refused = [bookie.name for bookie in cluster.bookies if not bookie.running]
     if refused:
         raise BookieUnavailableError(
-            f"{', '.join(refused)} did not start, for the reasons above; the rest runs, and each is "
-            "started again every 10 to 30 s"
+            f"{', '.join(refused)} did not start, for the reasons above; the rest runs, and what "
+            "did not is started again every 10 to 30 s"
         )
 
 

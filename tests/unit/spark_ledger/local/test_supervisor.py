@@ -120,11 +120,12 @@ def test_state_file_says_that_a_process_cannot_be_started_again(tmp_path: Path) 
     program.unlink()
     deadline = time.monotonic() + 30.0
     try:
-        while "cannot be started again" not in state.read_text():
-            assert time.monotonic() < deadline, "nobody is told"
+        while "cannot be started again" not in owner._kept["z"].why:
+            assert time.monotonic() < deadline, "it was not tried"
             owner.handle({"op": "status"})
             owner.look()
             time.sleep(0.02)
+        assert "cannot be started again" in state.read_text()
     finally:
         owner.handle({"op": "stop", "graceful": False})
 
