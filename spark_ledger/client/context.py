@@ -56,8 +56,17 @@ from spark_ledger.types import BookieId, LedgerId, Quorums
 class OpenHandle(Protocol):
     """A handle that must be told when its connection ends."""
 
+    @property
+    def ledger_id(self) -> LedgerId: ...
+
+    @property
+    def is_closed(self) -> bool: ...
+
     async def abandon(self) -> None:
         """Fail whoever waits. Nothing is sent or scheduled any more."""
+
+    async def end(self, error: LedgerError) -> None:
+        """The same, with an error that says why: its ledger is not there any more."""
 
 
 @dataclass(slots=True)

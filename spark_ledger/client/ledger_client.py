@@ -18,6 +18,7 @@ from spark_ledger.client.reader import LedgerReader
 from spark_ledger.client.recovery import Recovery
 from spark_ledger.client.timer import Timer
 from spark_ledger.client.writer import LedgerWriter
+from spark_ledger.client.written_ledgers import WrittenLedgers
 from spark_ledger.config import ClientConfig, build
 from spark_ledger.errors import ConfigurationError, NotEnoughBookiesError, UnauthorizedError
 from spark_ledger.metadata.base import MetadataStore
@@ -50,6 +51,7 @@ class LedgerClient:
     def __init__(self, context: ClientContext) -> None:
         self._context = context
         self._left_open = LeftOpen(self._recover)
+        self._written = WrittenLedgers(context.store, context.ledgers, context.writers)
 
     @classmethod
     async def connect(cls, uri: str, **options: object) -> Self:
@@ -170,6 +172,7 @@ class LedgerClient:
                 f"a ledger with ensemble_size {ensemble_size} {reason}, or lower ensemble_size"
             )
         owner = await self._context.owner.announce()
+        connection = self._context.store.connections
         ledger_id = await self._context.ledgers.new_ledger_id()
         incarnation = secrets.token_bytes(INCARNATION_BYTES)
         access_key, digest_key = await _derive_keys(password, ledger_id, incarnation)
@@ -190,7 +193,9 @@ class LedgerClient:
             until_named=until_named,
         )
         digest = digest_for(digest_type, digest_key)
-        return LedgerWriter(self._context, created, access_key=access_key, digest=digest)
+        writer = LedgerWriter(self._context, created, access_key=access_key, digest=digest)
+        self._written.began(connection)
+        return writer
 
     async def open_ledger(
         self, ledger_id: int, *, recover: bool = False, password: bytes = b""
@@ -294,6 +299,7 @@ class LedgerClient:
             ending.callback(context.timer.close)
             ending.push_async_callback(self._abandon_writers)
             ending.push_async_callback(self._left_open.close)
+            ending.push_async_callback(self._written.close)
 
     async def _abandon_writers(self) -> None:
         """Also those that came while others were closed."""

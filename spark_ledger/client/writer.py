@@ -423,6 +423,13 @@ class LedgerWriter:
             )
         await self._stop()
 
+    async def end(self, error: LedgerError) -> None:
+        """Its ledger is not there any more: what is in flight and what comes later fails with
+        ``error``."""
+        if not self._outcome.done():
+            self._end_here(Abandon(in_flight=error, error=error))
+        await self._stop()
+
     def _end_here(self, event: Abandon) -> None:
         """Give the machine its last event past its loop, which may be what crashed."""
         for command in self._machine.handle(event, self._loop.time()):
