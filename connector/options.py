@@ -114,9 +114,14 @@ class ReadOptions:
 
     @property
     def start_moves(self) -> bool:
-        """Whether the start is another one a moment later: only a checkpoint can hold it."""
+        """Whether the start may be another one a moment later: only a checkpoint can hold it.
+
+        Before a time commits are made as long as the clock of some writer is behind it.
+        """
         starts = () if self.several is None else self.several.starts.values()
-        return "latest" in (self.start, *starts) or self.start_transaction is not None
+        has_times = self.several is not None and bool(self.several.start_times_ms)
+        has_time = self.start_timestamp_ms is not None or has_times
+        return "latest" in (self.start, *starts) or has_time or self.start_transaction is not None
 
     def of_stream(self, name: str) -> ReadOptions:
         """The options for one of several streams."""
