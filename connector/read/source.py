@@ -116,8 +116,13 @@ def stored_schema(options: ReadOptions) -> StructType:
 def check_schema(options: ReadOptions, declared: StructType) -> None:
     """Refuse a schema that cannot be delivered.
 
-    Raises SchemaMismatchError if ``declared`` has a column that is not stored, or not as such.
+    Raises SchemaMismatchError if ``declared`` has a column that is not stored, or not as such, or
+    none at all.
     """
+    if not declared.fields:
+        raise SchemaMismatchError(
+            f"{options.subject}: the declared schema has no column: name one, or declare none"
+        )
     if options.ledger_id is not None:
         if any(field not in LEDGER_SCHEMA.fields for field in declared.fields):
             raise SchemaMismatchError(
