@@ -126,6 +126,10 @@ def test_new_sink_name_is_checked_in_every_stream_of_the_micro_batch(
     with pytest.raises(ConflictError, match=r"'y': this query has committed micro-batch 0 without"):
         micro_batch(monkeypatch, 0, rows, run="later", sinkId="new")
     assert [cluster.rows(name) for name in "xy"] == [[], [2]]
+    micro_batch(monkeypatch, 1, [("y", 3)], run="second", sinkId="new")
+    with pytest.raises(ConflictError, match="committed micro-batch 1 with sinkId='new'"):
+        micro_batch(monkeypatch, 1, [("x", 1), ("y", 3)], run="third")
+    assert [cluster.rows(name) for name in "xy"] == [[], [2, 3]]
 
 
 def test_rival_run_is_refused_though_lost_rows_may_be_left_out(
