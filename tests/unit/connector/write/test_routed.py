@@ -370,6 +370,15 @@ def test_rows_without_a_usable_name_fail_the_task(
         micro_batch(monkeypatch, 0, rows)
 
 
+def test_name_that_is_no_text_is_refused_with_its_bytes() -> None:
+    """Spark's casts make text of any bytes."""
+    name = pa.array([b"x", b"\xff"], pa.binary()).view(pa.string())
+    rows = pa.RecordBatch.from_arrays([name, pa.array([1, 2])], names=["topic", "a"])
+    route = routed_task.route_of(options(), ROUTED)
+    with pytest.raises(ConfigurationError, match=r"routeColumn: b'\\xff' in 'topic' is no UTF-8"):
+        list(routed_task.by_stream(rows, route))
+
+
 def test_options_and_columns_of_routes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="routeColumn and stream exclude each other"):
         options(stream="s")
@@ -381,6 +390,10 @@ def test_options_and_columns_of_routes_that_do_not_fit_are_refused() -> None:
         (StructType([StructField("a", LongType())]), "no column 'topic'; its columns are a"),
         (StructType([StructField("Topic", LongType())]), "'Topic' has the type bigint"),
         (StructType([StructField("topic", StringType())]), "no column but 'topic'"),
+        (
+            StructType([StructField("topic", StringType()), StructField("Topic", StringType())]),
+            "the names 'topic' and 'Topic' differ in case only",
+        ),
     ):
         with pytest.raises(SchemaMismatchError, match=sentence):
             RoutedStreamWriter(options(), schema, overwrite=False)
