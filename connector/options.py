@@ -113,10 +113,9 @@ class ReadOptions:
         return f"ledger {self.ledger_id}"
 
     @property
-    def start_moves(self) -> bool:
-        """Whether the start may be another one a moment later: only a checkpoint can hold it.
-
-        Before a time commits are made as long as the clock of some writer is behind it.
+    def start_may_move(self) -> bool:
+        """Whether the start may be another one a moment later: the end of a stream, a transaction
+        to come, or a time that no commit has reached, while the clock of some writer is behind it.
         """
         starts = () if self.several is None else self.several.starts.values()
         has_times = self.several is not None and bool(self.several.start_times_ms)

@@ -158,6 +158,11 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         return self._started_at
 
+    def _start_moves(self) -> bool:
+        return self._options.start_may_move and self._ask(
+            lambda source: source.start_moves(), "finding where it starts"
+        )
+
     def getDefaultReadLimit(self) -> ReadLimit:
         """Whether the options have limits. Spark hands the answer back to ``latestOffset``.
 
@@ -180,7 +185,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         be where the checkpoint ends.
         """
         begins, self._has_begun = not self._has_begun, True
-        if begins and self._options.start_moves and start == self._started_at:
+        if begins and start == self._started_at and self._start_moves():
             return start
         unlimited = isinstance(limit, ReadAllAvailable)
         return self._ask(

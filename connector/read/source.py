@@ -57,6 +57,9 @@ class Source(Protocol):
     def initial_offset(self) -> AnyOffset:
         """Where a new query starts. Resolved once: later calls answer the same."""
 
+    def start_moves(self) -> bool:
+        """Whether that is where it ended then: asked for again it is another one (rule T31)."""
+
     def pin_target(self) -> None:
         """Read nothing that arrives from now on (trigger availableNow)."""
 

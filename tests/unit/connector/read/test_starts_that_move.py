@@ -53,10 +53,11 @@ def test_available_now_killed_behind_its_empty_micro_batch_reads_in_the_next_run
     cluster: Cluster,
 ) -> None:
     stream = cluster.create()
-    stream.append(table(7), sink_id="mine", transaction_id=7)
+    stream.append(table(1), sink_id="mine", transaction_id=6)
     killed = Query(options=FROM_SEVEN)
     killed.available_now()
     assert killed.trigger() is None, "the start is in the checkpoint now"
+    stream.append(table(7), sink_id="mine", transaction_id=7)
     again = Query(options=FROM_SEVEN, at=killed.at)
     again.available_now()
     assert again.run() == [[7]]
@@ -65,14 +66,31 @@ def test_available_now_killed_behind_its_empty_micro_batch_reads_in_the_next_run
 def test_once_from_a_start_that_moves_reads_from_its_second_run_on(cluster: Cluster) -> None:
     stream = cluster.create()
     stream.append(table(1), sink_id="mine", transaction_id=6)
-    stream.append(table(7), sink_id="mine", transaction_id=7)
     at, rows = run_once(None, FROM_SEVEN)
     assert rows == [], "the start is in the checkpoint now"
+    stream.append(table(7), sink_id="mine", transaction_id=7)
     stream.append(table(8))
     at, rows = run_once(at, FROM_SEVEN)
     assert rows == [7, 8]
     stream.append(table(9))
     assert run_once(at, FROM_SEVEN)[1] == [9]
+
+
+@pytest.mark.parametrize("options", [FROM_SEVEN, {"startingTimestamp": "2000"}])
+def test_once_from_a_start_that_was_found_reads_in_its_first_run(
+    cluster: Cluster, options: dict[str, str]
+) -> None:
+    """A commit behind the time, or the transaction, is there: it is found again."""
+    stream = cluster.create()
+    times_ms = iter((1_000, 3_000, 4_000, 5_000))
+    stream._stream._committer.clock_ms = lambda: next(times_ms)
+    stream.append(table(1), sink_id="mine", transaction_id=6)
+    stream.append(table(7), sink_id="mine", transaction_id=7)
+    stream.append(table(8))
+    at, rows = run_once(None, options)
+    assert rows == [7, 8]
+    stream.append(table(9))
+    assert run_once(at, options)[1] == [9]
 
 
 def test_once_reads_a_stream_beside_one_that_is_idle_and_begins_at_its_end(
@@ -120,7 +138,6 @@ def test_restart_does_not_look_for_the_transactions_of_a_former_stream(cluster: 
     stream.append(table(7), sink_id="mine", transaction_id=7)
     options = {**FROM_SEVEN, **LENIENT}
     query = Query(options=options)
-    assert query.trigger() is None
     assert query.trigger() == [7]
     cluster.create(11)
     assert Query(options=options, at=query.at).trigger() == [11]
