@@ -213,7 +213,12 @@ def parse_columns(text: str) -> tuple[str, ...]:
 def parse_key(text: str) -> str | tuple[tuple[str, str], ...]:
     """The value of a key; or by column, ``{"customer": 17, "region": "north"}``."""
     by_column = _by_stream(text)
-    return text if by_column is None else tuple(by_column.items())
+    if by_column is None:
+        return text
+    for name, value in msgspec.json.decode(text.strip(), type=dict[str, msgspec.Raw]).items():
+        if bytes(value) == b"null":
+            raise ValueError(f"{name!r} is null, and a key is not null: no row has it")
+    return tuple(by_column.items())
 
 
 def parse_position(text: str) -> Position:

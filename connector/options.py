@@ -113,10 +113,14 @@ class ReadOptions:
         return f"ledger {self.ledger_id}"
 
     @property
-    def start_moves(self) -> bool:
-        """Whether the start is another one a moment later: only a checkpoint can hold it."""
+    def start_may_move(self) -> bool:
+        """Whether the start may be another one a moment later: the end of a stream, a transaction
+        to come, or a time that no commit has reached, while the clock of some writer is behind it.
+        """
         starts = () if self.several is None else self.several.starts.values()
-        return "latest" in (self.start, *starts) or self.start_transaction is not None
+        has_times = self.several is not None and bool(self.several.start_times_ms)
+        has_time = self.start_timestamp_ms is not None or has_times
+        return "latest" in (self.start, *starts) or has_time or self.start_transaction is not None
 
     def of_stream(self, name: str) -> ReadOptions:
         """The options for one of several streams."""

@@ -108,6 +108,9 @@ class LedgerSource:
             self._initial = self._resolve(self._options.start, "startingPosition")
         return ledger_offset(self._ledger_id, self._initial)
 
+    def start_moves(self) -> bool:
+        return self._options.start_may_move
+
     def final_offset(self) -> OffsetJson:
         end = self._resolve(self._options.end, "endingPosition")
         return ledger_offset(self._ledger_id, end)

@@ -97,6 +97,8 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._opened: Source | None = None
         self._is_pinned = False
         self._has_begun = False
+        self._started_at: AnyOffset | None = None
+        """Where the query starts, if Spark had to ask: then its checkpoint has no start."""
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_opened": None}
@@ -149,8 +151,17 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return source
 
     def initialOffset(self) -> AnyOffset:
-        """Where a new query starts."""
-        return self._ask(lambda source: source.initial_offset(), "finding where it starts")
+        """Where a query starts whose checkpoint does not know it: a new one, or one that repeats
+        its first micro-batch."""
+        self._started_at = self._ask(
+            lambda source: source.initial_offset(), "finding where it starts"
+        )
+        return self._started_at
+
+    def _start_moves(self) -> bool:
+        return self._options.start_may_move and self._ask(
+            lambda source: source.start_moves(), "finding where it starts"
+        )
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Whether the options have limits. Spark hands the answer back to ``latestOffset``.
@@ -170,9 +181,11 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         The first one of a query whose start moves is empty (rule T31): Spark's checkpoint holds
         where it ends, and when it is repeated after a restart, Spark asks for the start anew.
+        The options are not asked where a query starts that goes on: what they name may be gone, or
+        be where the checkpoint ends.
         """
         begins, self._has_begun = not self._has_begun, True
-        if begins and self._options.start_moves and start == self.initialOffset():
+        if begins and start == self._started_at and self._start_moves():
             return start
         unlimited = isinstance(limit, ReadAllAvailable)
         return self._ask(
@@ -186,6 +199,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: AnyOffset, end: AnyOffset) -> Sequence[InputPartition]:
         """The plan of a micro-batch."""
+        self._has_begun = True  # planned before any end was asked for: a micro-batch is repeated
         return self._ask(lambda source: source.plan(start, end), "planning a micro-batch")
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -202,6 +202,9 @@ class SeveralSource:
             self._initial = found
         return several_offset(self._initial)
 
+    def start_moves(self) -> bool:
+        return any(source.start_moves() for source in self._sources.values())
+
     def final_offset(self) -> SeveralOffset:
         return several_offset({name: s.final_offset() for name, s in self._sources.items()})
 

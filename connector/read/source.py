@@ -57,6 +57,9 @@ class Source(Protocol):
     def initial_offset(self) -> AnyOffset:
         """Where a new query starts. Resolved once: later calls answer the same."""
 
+    def start_moves(self) -> bool:
+        """Whether that is where it ended then: asked for again it is another one (rule T31)."""
+
     def pin_target(self) -> None:
         """Read nothing that arrives from now on (trigger availableNow)."""
 
@@ -116,8 +119,13 @@ def stored_schema(options: ReadOptions) -> StructType:
 def check_schema(options: ReadOptions, declared: StructType) -> None:
     """Refuse a schema that cannot be delivered.
 
-    Raises SchemaMismatchError if ``declared`` has a column that is not stored, or not as such.
+    Raises SchemaMismatchError if ``declared`` has a column that is not stored, or not as such, or
+    none at all.
     """
+    if not declared.fields:
+        raise SchemaMismatchError(
+            f"{options.subject}: the declared schema has no column: name one, or declare none"
+        )
     if options.ledger_id is not None:
         if any(field not in LEDGER_SCHEMA.fields for field in declared.fields):
             raise SchemaMismatchError(

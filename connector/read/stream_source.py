@@ -73,6 +73,7 @@ class StreamSource:
             self._rows = RowFilter(options.where, stream.config, spark_type_name)
         self._commits = CommitCache(stream)
         self._initial: Dlsn | None = None
+        self._start_moves = False
         self._target: Dlsn | None = None
         self._rows_held_since = clock()
         self._has_warned = False
@@ -88,9 +89,16 @@ class StreamSource:
     def initial_offset(self) -> OffsetJson:
         return self._offset(self._start())
 
+    def start_moves(self) -> bool:
+        self._start()
+        return self._start_moves
+
     def _start(self) -> Dlsn:
         if self._initial is None:
-            self._initial = self._resolve_start(self._stream.head())
+            head = self._stream.head()
+            self._initial = self._resolve_start(head)
+            # A commit behind a time, and a transaction, that was found is found again.
+            self._start_moves = self._options.start_may_move and self._initial >= head.end
         return self._initial
 
     def _offset(self, position: Dlsn) -> OffsetJson:
@@ -391,7 +399,7 @@ class StreamSource:
             self._handle_recreated("the micro-batch")
             return []
         first = self._start_position(start)
-        if first > last and not self._options.start_moves:  # in the first one (rule T31)
+        if first > last and not self._options.start_may_move:  # in the first one (rule T31)
             self._readable(self._stream.head(), last, "the end of the micro-batch")
         if first >= last:
             return []

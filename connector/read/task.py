@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
@@ -32,6 +32,10 @@ from spark_ledger.stream.model import SegmentRange
 from spark_ledger.types import Dlsn
 
 logger = logging.getLogger(__name__)
+
+_ONLY_COUNTED: Final = pa.schema([pa.field(LEDGER_COLUMN, pa.null())])
+"""What is read where no stored column is wanted: one that no stream has, so that it is null in each
+row. A batch without a column has no rows."""
 
 
 def read_partition(
@@ -204,7 +208,9 @@ def _stored_columns(options: ReadOptions, wanted: pa.Schema) -> tuple[pa.Schema,
     if options.kafka_columns:
         return stored_columns(wanted), -1
     metadata_index = wanted.get_field_index(LEDGER_COLUMN) if options.include_metadata else -1
-    return (wanted if metadata_index < 0 else wanted.remove(metadata_index)), metadata_index
+    if metadata_index < 0:
+        return wanted, -1
+    return (wanted.remove(metadata_index) if len(wanted) > 1 else _ONLY_COUNTED), metadata_index
 
 
 def _with_metadata(
@@ -223,7 +229,7 @@ def _all_with_metadata(
         return kafka_batch(positioned, options.stream, wanted)
     if metadata_index < 0:
         return batch
-    columns = list(batch.columns)
+    columns = list(batch.columns[: len(wanted) - 1])  # none of ``_ONLY_COUNTED``
     type_ = wanted.field(metadata_index).type
     of_several = None if options.several is None else options.stream
     columns.insert(metadata_index, with_type(ledger_array(positioned, of_several), type_))

@@ -55,7 +55,7 @@ class TaskRouted(TaskWritten):
 def route_of(options: WriteOptions, schema: spark.StructType) -> Route:
     """The route of a DataFrame's rows.
 
-    Raises SchemaMismatchError if there is no such column, or if it is no text.
+    Raises SchemaMismatchError if there is no such column, or two, or if it is no text.
     """
     wanted = options.route_column
     assert wanted is not None, "the options name a column"
@@ -65,7 +65,12 @@ def route_of(options: WriteOptions, schema: spark.StructType) -> Route:
             f"option routeColumn: the DataFrame has no column {wanted!r}; its columns are "
             f"{', '.join(schema.names)}"
         )
-    (field,) = found
+    field = found[0]
+    if len(found) > 1:
+        raise SchemaMismatchError(
+            f"option routeColumn: the names {field.name!r} and {found[1].name!r} differ in case "
+            "only, so both or none are the column: rename one"
+        )
     if not isinstance(field.dataType, spark.StringType):
         raise SchemaMismatchError(
             f"option routeColumn: column {field.name!r} has the type "
@@ -143,7 +148,13 @@ def by_stream(batch: pa.RecordBatch, route: Route) -> Iterator[tuple[str, pa.Rec
             "names no stream: filter them out, or give them a name (coalesce)"
         )
     rows = batch if route.keeps else batch.drop_columns([route.column])
-    names = [str(name) for name in column.unique().to_pylist()]
+    try:
+        names = [str(name) for name in column.unique().to_pylist()]
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(
+            f"option routeColumn: {error.object!r} in {route.column!r} is no UTF-8 text, and so "
+            "names no stream"
+        ) from None
     for name in names:
         if len(names) == 1:
             yield name, rows

@@ -82,6 +82,9 @@ class QueryMetrics:
             self._queries[progress.query_id] = values
             while len(self._queries) > METRICS_QUERIES_MAX:
                 del self._queries[next(iter(self._queries))]
+            reads = {source.name for source in progress.sources}
+            for series in [each for each in values if _is_left_behind(each, reads)]:
+                del values[series]
             for name, labels, value in _values(progress, reports):
                 key = (name, tuple({"query": _label(progress), **labels}.items()))
                 is_sum = METRICS[name].kind == "counter"
@@ -99,6 +102,13 @@ class QueryMetrics:
                     shown = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels)
                     lines.append(f"{name}{{{shown}}} {value:.15g}")
         return "\n".join([*lines, ""])
+
+
+def _is_left_behind(series: _Series, reads: set[str]) -> bool:
+    """Whether it is the gauge of a stream that is none of those that the query reads."""
+    name, labels = series
+    stream = dict(labels).get("stream")
+    return stream is not None and stream not in reads and METRICS[name].kind == "gauge"
 
 
 def _values(

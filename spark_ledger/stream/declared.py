@@ -17,6 +17,9 @@ from spark_ledger.stream.statistics import Bounds, EntryFacts, KeyPart, key_hash
 
 MICROS_PER_DAY: Final = 24 * 3600 * 1_000_000
 
+_DAYS_MAX: Final = (2**63 - 1) // MICROS_PER_DAY
+"""How many days of microseconds 64 bits have, before 1970 and from then on."""
+
 
 def declared_columns(
     schema: pa.Schema,
@@ -83,11 +86,14 @@ def plain(values: ArrowArray) -> ArrowArray:
 
 
 def times_us(values: ArrowArray) -> ArrowArray:
-    """The values of a time column in microseconds; of days, their beginning."""
+    """The values of a time column in microseconds; of days, their beginning. Days that lie further
+    off than these reach, by some 290,000 years, are the last or the first of them."""
     import pyarrow.compute as pc
 
     if pat.is_date32(values.type):
-        return pc.multiply(plain(values), pa.scalar(MICROS_PER_DAY, pa.int64()))
+        days: ArrowArray = pc.min_element_wise(plain(values), _DAYS_MAX, skip_nulls=False)
+        days = pc.max_element_wise(days, -_DAYS_MAX, skip_nulls=False)
+        return pc.multiply(days, pa.scalar(MICROS_PER_DAY, pa.int64()))
     return plain(values)
 
 

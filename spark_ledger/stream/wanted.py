@@ -18,6 +18,8 @@ async def columns_wanted(
     """The schema to read: as given, or these columns of the newest, or all of it."""
     if schema is not None and columns is not None:
         raise ConfigurationError("read: give schema or columns, not both")
+    if (schema is not None and not len(schema)) or (columns is not None and not columns):
+        raise ConfigurationError("read: name at least one column")
     config = schemas.config
     if columns is None:
         return config.schema if schema is None else schema

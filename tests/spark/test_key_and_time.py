@@ -25,3 +25,8 @@ def test_repartition_by_key_keeps_order_per_key_and_reads_of_one_key_or_time_ski
     found, progress = lab.collect(watched)
     assert sorted(row.id for row in found) == list(range(100, 200))
     assert sum(one["numInputRows"] for one in progress) == 100, "the first commit is not read"
+    places = lab.read(includeMetadata=True).select("_ledger").schema
+    for options, rows in (({}, 200), ({"keyEquals": "3"}, 25)):
+        given = {"metadata": lab.cluster.uri, "includeMetadata": "true", **options}
+        of_places = lab.spark.read.format("ledger").schema(places).options(**given).load(lab.name)
+        assert of_places.count() == rows, "of no column that is stored"

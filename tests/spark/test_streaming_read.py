@@ -154,6 +154,25 @@ def test_query_from_latest_that_fails_in_its_first_micro_batch_reads_what_comes_
     assert sorted(found) == list(range(10, 20))
 
 
+@pytest.mark.parametrize("trigger", [{"availableNow": True}, {"once": True}])
+def test_runs_from_a_transaction_to_come_read_it_once_it_is_there(
+    lab: Lab, tmp_path: Path, trigger: dict[str, bool]
+) -> None:
+    """Each run is a source process of its own, whose checkpoint ends where the options begin."""
+    lab.numbers(0, 10, txnAppId="mine", txnVersion=6)
+    found: list[int] = []
+    query = (
+        lab.follow(startingTransaction='{"sink": "mine", "transaction": 7}')
+        .writeStream.foreachBatch(lambda rows, _: found.extend(row.id for row in rows.collect()))
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(**trigger)
+    )
+    for version in (7, 8, 9):
+        assert query.start().awaitTermination(60)
+        assert sorted(found) == list(range(10, 10 * version - 60))
+        lab.numbers(10 * version - 60, 10 * version - 50, txnAppId="mine", txnVersion=version)
+
+
 def test_truncated_rows_fail_or_are_skipped(lab: Lab) -> None:
     lab.numbers(0, 10)
     lab.numbers(10, 20, mode="overwrite")

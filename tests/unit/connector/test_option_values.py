@@ -191,10 +191,18 @@ def test_each_option_of_a_read_changes_its_own_value_alone(option: str) -> None:
         ("17", "17"),
         (" north ", " north "),
         ('{"customer": 17, "region": " north "}', (("customer", "17"), ("region", " north "))),
+        ('{"region": "null"}', (("region", "null"),)),
     ],
 )
 def test_key_is_taken_as_it_is_written(text: str, key: object) -> None:
     assert read(stream="s", keyEquals=text).where.key == key
+
+
+def test_key_that_is_null_is_refused() -> None:
+    """It is not the text ``null``, and no row has it."""
+    for text in ('{"region": null}', ' {"customer": 17, "region": null} '):
+        with pytest.raises(ConfigurationError, match=r"keyEquals = .*'region' is null, and a key"):
+            read(stream="s", keyEquals=text)
 
 
 @pytest.mark.parametrize(

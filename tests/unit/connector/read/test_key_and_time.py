@@ -13,7 +13,7 @@ from connector.options import read_options, write_options
 from connector.read.partitions import StreamPartition
 from connector.read.readers import LedgerBatchReader
 from connector.schema import METADATA_TYPE
-from spark_ledger.errors import BookieUnavailableError, ConfigurationError
+from spark_ledger.errors import BookieUnavailableError, ConfigurationError, SchemaMismatchError
 from spark_ledger.stream.blocking import Stream
 from tests.unit.connector.world import Cluster, batch_write, cluster, copied, to_read
 
@@ -38,9 +38,9 @@ def fill(cluster: Cluster, *, second_is_late: bool = False) -> Stream:
     return made
 
 
-def read(**options: str) -> tuple[int, list[dict[str, Any]]]:
+def read(schema: StructType = NUMBERS, /, **options: str) -> tuple[int, list[dict[str, Any]]]:
     """How many ranges are planned, and the rows that the tasks give to Spark."""
-    reader = LedgerBatchReader(to_read(False, includeMetadata="true", **options), NUMBERS)
+    reader = LedgerBatchReader(to_read(False, includeMetadata="true", **options), schema)
     partitions = copied(reader).partitions()
     plans = [each.plan for each in partitions if isinstance(each, StreamPartition)]
     planned = sum([len(plan.ranges) for plan in plans])
@@ -72,6 +72,38 @@ def test_read_plans_and_delivers_what_matches(
     for row in rows:
         place = row["_ledger"]
         assert (2 * place["segment"] + place["slot"], place["entry"]) == (row["a"], 0)
+
+
+@pytest.mark.parametrize("is_packed", [False, True], ids=["as written", "packed"])
+@pytest.mark.parametrize(
+    ("options", "keys"),
+    [
+        ({}, list(range(20))),
+        ({"keyEquals": "7"}, [7]),
+        ({"startingEventTime": "2026-01-01T08:00:00Z"}, [16, 17, 18, 19]),
+        ({"startingPosition": '{"segment": 8, "slot": 1}'}, [17, 18, 19]),
+    ],
+)
+def test_read_of_places_alone_has_each_row(
+    cluster: Cluster, options: dict[str, str], keys: list[int], is_packed: bool
+) -> None:
+    stream = fill(cluster)
+    if is_packed:
+        (packed,) = stream.optimize(entries_min=1)
+        assert packed.pack is not None and packed.pack.entries == 1
+    places = [row["_ledger"] for row in read(StructType(NUMBERS.fields[:1]), **options)[1]]
+    assert [2 * place["segment"] + place["slot"] for place in places] == keys
+
+
+def test_schema_without_columns_is_refused(cluster: Cluster) -> None:
+    """A batch without columns has no rows: the read would be empty."""
+    stream = fill(cluster)
+    with pytest.raises(SchemaMismatchError, match="stream 's': the declared schema has no column"):
+        read(StructType())
+    with pytest.raises(ConfigurationError, match="name at least one column"):
+        list(stream.read(columns=[]))
+    with pytest.raises(ConfigurationError, match="name at least one column"):
+        list(stream.read(schema=pa.schema([])))
 
 
 def test_filtered_read_that_is_resumed_doubles_no_row(

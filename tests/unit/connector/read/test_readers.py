@@ -193,14 +193,19 @@ def test_query_from_latest_misses_no_row_before_its_first_micro_batch(cluster: C
         {"startingTransaction": '{"sink": "mine", "transaction": 7}'},
         {"streams": "s", "startingPosition": "latest"},
         {"streams": "s", "startingPosition": '{"s": "latest"}'},
+        {"startingTimestamp": "2500"},
+        {"streams": "s", "startingTimestamp": '{"s": "2500"}'},
     ],
 )
 @pytest.mark.parametrize("limits", [{}, {"maxRowsPerTrigger": "1"}])
 def test_query_that_starts_again_in_its_first_micro_batch_reads_each_row(
     cluster: Cluster, options: dict[str, str], limits: dict[str, str]
 ) -> None:
-    """Spark has only the end of that micro-batch, and asks the new driver where it starts."""
+    """Spark has only the end of that micro-batch, and asks the new driver where it starts. The
+    clock of the writer is half a second behind."""
     stream = cluster.create()
+    committer, times_ms = stream._stream._committer, iter((1000, 2000, 3000))
+    committer.clock_ms = lambda: next(times_ms)
     stream.append(table(1), sink_id="mine", transaction_id=3)
     first = Query(options={**options, **limits})
     stream.append(table(2))

@@ -9,6 +9,7 @@ from connector.write.prepare import prepare_stream
 from connector.write.repeated import MicroBatch, check_sink_name, is_first_of_run
 from spark_ledger.errors import ConflictError
 from spark_ledger.stream.blocking import Stream, StreamConnection
+from spark_ledger.stream.model import SinkRecord
 from spark_ledger.types import BookieId, BookieInfo, BookieState
 from tests.unit.connector.world import ROWS, Cluster, cluster, micro_batch, table, to_write
 
@@ -63,6 +64,28 @@ def test_new_sink_name_is_held_against_the_records_of_all_sinks(
         check_sink_name(stream, batch)
     check_sink_name(stream, MicroBatch("new", "q", "again", 5, ()))
     check_sink_name(stream, MicroBatch(ours, "q", "again", 4, ()))
+
+
+def test_query_that_goes_on_looks_at_other_sinks_only_if_somebody_has_committed_since(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record is read for each sink that there ever was, whenever a query begins."""
+    stream, looks, whole = cluster.create(), list[str](), Stream.last_transactions
+
+    def watched(of: Stream) -> list[SinkRecord]:
+        looks.append(of.name)
+        return whole(of)
+
+    monkeypatch.setattr(Stream, "last_transactions", watched)
+    committed(stream, "other", "p", 9)
+    committed(stream, "a", "q", 4)
+    check_sink_name(stream, MicroBatch("a", "q", "again", 5, ()))
+    assert not looks, "nothing came behind its own micro-batch 4"
+    committed(stream, "other", "p", 10)
+    check_sink_name(stream, MicroBatch("a", "q", "again", 4, ()))
+    assert not looks, "its own record says that it is committed"
+    check_sink_name(stream, MicroBatch("a", "q", "again", 5, ()))
+    assert len(looks) == 1
 
 
 def test_first_micro_batch_of_a_run_is_its_own_whatever_other_sinks_and_runs_began_with(

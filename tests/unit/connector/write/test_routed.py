@@ -126,6 +126,10 @@ def test_new_sink_name_is_checked_in_every_stream_of_the_micro_batch(
     with pytest.raises(ConflictError, match=r"'y': this query has committed micro-batch 0 without"):
         micro_batch(monkeypatch, 0, rows, run="later", sinkId="new")
     assert [cluster.rows(name) for name in "xy"] == [[], [2]]
+    micro_batch(monkeypatch, 1, [("y", 3)], run="second", sinkId="new")
+    with pytest.raises(ConflictError, match="committed micro-batch 1 with sinkId='new'"):
+        micro_batch(monkeypatch, 1, [("x", 1), ("y", 3)], run="third")
+    assert [cluster.rows(name) for name in "xy"] == [[], [2, 3]]
 
 
 def test_rival_run_is_refused_though_lost_rows_may_be_left_out(
@@ -366,6 +370,15 @@ def test_rows_without_a_usable_name_fail_the_task(
         micro_batch(monkeypatch, 0, rows)
 
 
+def test_name_that_is_no_text_is_refused_with_its_bytes() -> None:
+    """Spark's casts make text of any bytes."""
+    name = pa.array([b"x", b"\xff"], pa.binary()).view(pa.string())
+    rows = pa.RecordBatch.from_arrays([name, pa.array([1, 2])], names=["topic", "a"])
+    route = routed_task.route_of(options(), ROUTED)
+    with pytest.raises(ConfigurationError, match=r"routeColumn: b'\\xff' in 'topic' is no UTF-8"):
+        list(routed_task.by_stream(rows, route))
+
+
 def test_options_and_columns_of_routes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="routeColumn and stream exclude each other"):
         options(stream="s")
@@ -377,6 +390,10 @@ def test_options_and_columns_of_routes_that_do_not_fit_are_refused() -> None:
         (StructType([StructField("a", LongType())]), "no column 'topic'; its columns are a"),
         (StructType([StructField("Topic", LongType())]), "'Topic' has the type bigint"),
         (StructType([StructField("topic", StringType())]), "no column but 'topic'"),
+        (
+            StructType([StructField("topic", StringType()), StructField("Topic", StringType())]),
+            "the names 'topic' and 'Topic' differ in case only",
+        ),
     ):
         with pytest.raises(SchemaMismatchError, match=sentence):
             RoutedStreamWriter(options(), schema, overwrite=False)

@@ -18,7 +18,7 @@ from connector.write import repeated, writers
 from connector.write.task import TaskWritten
 from connector.write.writers import LedgerStreamWriter
 from spark_ledger.errors import ConfigurationError, ConflictError
-from spark_ledger.stream.model import Commit, SinkRecord
+from spark_ledger.stream.model import Commit, Head, SinkRecord
 from tests.unit.connector.fakes import make_segment
 
 
@@ -29,6 +29,9 @@ class FakeStream:
 
     def __init__(self) -> None:
         self.commits: list[Commit] = []
+
+    def head(self) -> Head:
+        return Head(stream_id="id", next_commit=len(self.commits))
 
     def commit_of(self, record: SinkRecord) -> Commit:
         return self.commits[record.commit]
@@ -218,6 +221,24 @@ def test_commit_repeated_under_another_sink_name_is_refused(
     named(before).commit([message(4, 5, run="once more")], 4)
     named(after).commit([message(5, 5, run="last")], 5)
     assert [commit.transaction_id for commit in stream.commits] == [4, 5]
+
+
+@pytest.mark.parametrize(("first", "second"), [("x", ""), ("", "x"), ("x", "y")])
+def test_commit_repeated_under_the_sink_name_before_the_last_is_refused(
+    stream: FakeStream, first: str, second: str
+) -> None:
+    """The first name has a record, but of a micro-batch before this one."""
+
+    def named(name: str) -> LedgerStreamWriter:
+        return writer(sinkId=name) if name else writer()
+
+    named(first).commit([message(0, 5)], 0)
+    named(second).commit([message(1, 5, run="second")], 1)
+    for batch, rows in ((1, (5,)), (1, ())):
+        with pytest.raises(ConflictError, match=r"micro-batch 1 .*a second time"):
+            named(first).commit([message(batch, *rows, run="third")], batch)
+    named(first).commit([message(2, 5, run="fourth")], 2)
+    assert [commit.transaction_id for commit in stream.commits] == [0, 1, 2]
 
 
 def test_abort_deletes_nothing(stream: FakeStream) -> None:

@@ -130,6 +130,28 @@ def test_metrics_add_up_counters_and_keep_the_last_value_of_gauges(
     assert not [line for line in page if line.startswith("spark_ledger_source_behind_bytes{")]
 
 
+def test_metrics_forget_how_far_behind_a_stream_is_that_left_its_query(
+    listener: LedgerListener,
+) -> None:
+    """An alarm on it would never end. What was read of it stays: a counter does not go back."""
+
+    def behind(*names: str) -> dict[str, Any]:
+        ends = {name: {"entry": 0, "segment": 5} for name in names}
+        lag = {"rowsBehind": 70, "bytesBehind": 900, "millisBehind": 1500, "batchRows": 4}
+        newest = {name: {**end, **lag} for name, end in ends.items()}
+        return stream(endOffset={"streams": ends}, latestOffset={"streams": newest})
+
+    listener.onQueryProgress(progressed(behind("a", "b"), id="other", name="other"))
+    for names in ("ab", "b"):
+        listener.onQueryProgress(progressed(behind(*names)))
+    page = listener.metrics_text().splitlines()
+    gauges = [line for line in page if line.startswith("spark_ledger_source_behind")]
+    assert len(gauges) == 3 * 3 and not [one for one in gauges if 'copy",stream="a"' in one]
+    assert 'spark_ledger_source_rows_total{query="copy",stream="a"} 4' in page
+    assert 'spark_ledger_source_rows_total{query="copy",stream="b"} 8' in page
+    assert 'spark_ledger_query_batch{query="copy"} 7' in page
+
+
 def test_metrics_forget_the_queries_seen_longest_ago(listener: LedgerListener) -> None:
     for number in range(METRICS_QUERIES_MAX + 2):
         listener.onQueryProgress(progressed(stream(), id=f"q{number}", name=f"n{number}"))

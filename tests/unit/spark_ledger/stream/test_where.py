@@ -165,6 +165,30 @@ def test_segment_of_several_entries_has_the_bounds_of_all() -> None:
     run(scenario())
 
 
+def test_days_that_no_microseconds_reach_lie_at_the_end_of_all_times() -> None:
+    """A date has 32 bits of days, which are more than 64 bits of microseconds."""
+
+    async def scenario() -> None:
+        schema = pa.schema({"day": pa.date32()})
+        stream = await StreamCatalog(FakeLedgers()).create("s", schema, time_column="day")
+        for days in ([2**31 - 1, None], [-(2**31), 20_000], [106_751_992, -106_751_992]):
+            column = pa.array(days, pa.int32()).cast(pa.date32())
+            await stream.append(pa.table({"day": column}))
+        year = date(2026, 1, 1)
+        for asked, wanted in (
+            (where(event_time_from=year), [2**31 - 1, 106_751_992]),
+            (where(event_time_until=year), [-(2**31), 20_000, -106_751_992]),
+        ):
+            found = [
+                day
+                async for batch in stream.read(where=asked)
+                for day in batch.column("day").cast(pa.int32()).to_pylist()
+            ]
+            assert found == wanted
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("zone", ["UTC", None])
 @pytest.mark.parametrize(
     "key",

@@ -1,0 +1,143 @@
+"""Queries whose start is another one a moment later (rule T31), as each trigger of Spark runs them.
+
+A run with availableNow or once is a process of its own, which knows its checkpoint only.
+"""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from connector.read.offsets import AnyOffset
+from tests.unit.connector.read.test_readers import LENIENT, Query
+from tests.unit.connector.world import Cluster, cluster, table
+
+__all__ = ["cluster"]
+
+FROM_SEVEN = {"startingTransaction": '{"sink": "mine", "transaction": 7}'}
+
+
+@pytest.fixture(autouse=True)
+def _main_thread_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reader sets a signal handler for its process; a test runner's stays."""
+    monkeypatch.setattr("connector.read.readers._exit_on_sigterm", lambda: None)
+
+
+def run_once(at: AnyOffset | None, options: dict[str, str]) -> tuple[AnyOffset, list[int]]:
+    """A run of Trigger.Once: where it ends, and its rows."""
+    query = Query(options=options, at=at)
+    query.limit = ReadAllAvailable()
+    rows = query.trigger()
+    return query.at, rows or []
+
+
+def test_available_now_from_a_transaction_to_come_reads_it_in_the_next_run(
+    cluster: Cluster,
+) -> None:
+    """It begins where the checkpoint ends, and so the options name that position again."""
+    stream = cluster.create()
+    stream.append(table(1), sink_id="mine", transaction_id=6)
+    query = Query(options=FROM_SEVEN)
+    query.available_now()
+    assert query.run() == []
+    at = query.at
+    for number in (7, 8):
+        stream.append(table(number), sink_id="mine", transaction_id=number)
+        query = Query(options=FROM_SEVEN, at=at)
+        query.available_now()
+        assert query.run() == [[number]]
+        at = query.at
+
+
+def test_available_now_killed_behind_its_empty_micro_batch_reads_in_the_next_run(
+    cluster: Cluster,
+) -> None:
+    stream = cluster.create()
+    stream.append(table(1), sink_id="mine", transaction_id=6)
+    killed = Query(options=FROM_SEVEN)
+    killed.available_now()
+    assert killed.trigger() is None, "the start is in the checkpoint now"
+    stream.append(table(7), sink_id="mine", transaction_id=7)
+    again = Query(options=FROM_SEVEN, at=killed.at)
+    again.available_now()
+    assert again.run() == [[7]]
+
+
+def test_once_from_a_start_that_moves_reads_from_its_second_run_on(cluster: Cluster) -> None:
+    stream = cluster.create()
+    stream.append(table(1), sink_id="mine", transaction_id=6)
+    at, rows = run_once(None, FROM_SEVEN)
+    assert rows == [], "the start is in the checkpoint now"
+    stream.append(table(7), sink_id="mine", transaction_id=7)
+    stream.append(table(8))
+    at, rows = run_once(at, FROM_SEVEN)
+    assert rows == [7, 8]
+    stream.append(table(9))
+    assert run_once(at, FROM_SEVEN)[1] == [9]
+
+
+@pytest.mark.parametrize("options", [FROM_SEVEN, {"startingTimestamp": "2000"}])
+def test_once_from_a_start_that_was_found_reads_in_its_first_run(
+    cluster: Cluster, options: dict[str, str]
+) -> None:
+    """A commit behind the time, or the transaction, is there: it is found again."""
+    stream = cluster.create()
+    times_ms = iter((1_000, 3_000, 4_000, 5_000))
+    stream._stream._committer.clock_ms = lambda: next(times_ms)
+    stream.append(table(1), sink_id="mine", transaction_id=6)
+    stream.append(table(7), sink_id="mine", transaction_id=7)
+    stream.append(table(8))
+    at, rows = run_once(None, options)
+    assert rows == [7, 8]
+    stream.append(table(9))
+    assert run_once(at, options)[1] == [9]
+
+
+def test_once_reads_a_stream_beside_one_that_is_idle_and_begins_at_its_end(
+    cluster: Cluster,
+) -> None:
+    cluster.create(1, name="a")
+    busy = cluster.create(11, name="b")
+    options = {"streams": "a,b", "startingPosition": '{"a": "latest"}'}
+    at, rows = run_once(None, options)
+    assert rows == []
+    busy.append(table(12))
+    assert run_once(at, options)[1] == [11, 12]
+
+
+def test_run_that_repeats_the_first_micro_batch_goes_on_with_rows(cluster: Cluster) -> None:
+    """Spark repeats a micro-batch that it has no commit of: it asks for the start and the plan,
+    and then for the end of the next one."""
+    stream = cluster.create()
+    stream.append(table(1), sink_id="mine", transaction_id=6)
+    first = Query(options=FROM_SEVEN)
+    end = first.reader.latestOffset(first.at, first.limit)
+    stream.append(table(7), sink_id="mine", transaction_id=7)
+    again = Query(options=FROM_SEVEN)
+    assert again.at == end, "transaction 7 begins where the stream ended"
+    assert again.reader.partitions(again.at, end) == []
+    again.at = end
+    again.available_now()
+    assert again.run() == [[7]]
+
+
+def test_restart_does_not_look_for_a_start_that_was_truncated(cluster: Cluster) -> None:
+    cluster.create(1, name="a")
+    cut = cluster.create(1, 2, 3, name="b")
+    options = {"streams": "a,b", "startingPosition": '{"a": "latest", "b": {"segment": 1}}'}
+    query = Query(options=options)
+    assert query.trigger() is None
+    assert query.run() == [[2, 3]]
+    cut.retention.truncate("latest")
+    cut.append(table(4))
+    assert Query(options=options, at=query.at).trigger() == [4]
+
+
+def test_restart_does_not_look_for_the_transactions_of_a_former_stream(cluster: Cluster) -> None:
+    stream = cluster.create()
+    stream.append(table(7), sink_id="mine", transaction_id=7)
+    options = {**FROM_SEVEN, **LENIENT}
+    query = Query(options=options)
+    assert query.trigger() == [7]
+    cluster.create(11)
+    assert Query(options=options, at=query.at).trigger() == [11]
