@@ -373,6 +373,9 @@ class LedgerWriter:
                     future.set_result(None)
 
     def _on_crash(self, error: BaseException) -> None:
+        if isinstance(error, LedgerClosedError):  # one that came while the connection was closed
+            self._end_here(self._abandoned())
+            return
         broken = crash_error(self.ledger_id, error)
         self._end_here(Abandon(in_flight=broken, error=broken))
 
@@ -414,14 +417,15 @@ class LedgerWriter:
         Adds in flight fail with AddOutcomeUnknownError, later ones with LedgerClosedError.
         """
         if not self._outcome.done():
-            why = f"ledger {self.ledger_id}: the connection was closed before its writer; "
-            self._end_here(
-                Abandon(
-                    in_flight=AddOutcomeUnknownError(why + "the add was in flight"),
-                    error=LedgerClosedError(why + "open it with recover=True to close it"),
-                )
-            )
+            self._end_here(self._abandoned())
         await self._stop()
+
+    def _abandoned(self) -> Abandon:
+        why = f"ledger {self.ledger_id}: the connection was closed before its writer; "
+        return Abandon(
+            in_flight=AddOutcomeUnknownError(why + "the add was in flight"),
+            error=LedgerClosedError(why + "open it with recover=True to close it"),
+        )
 
     def _end_here(self, event: Abandon) -> None:
         """Give the machine its last event past its loop, which may be what crashed."""
