@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from functools import partial
 
 from spark_ledger.client.appenders import Appenders
@@ -71,6 +72,9 @@ class LedgerWriter:
         self._context = context
         self._access_key = access_key
         self._loop = asyncio.get_running_loop()
+        self._kept = ExitStack()
+        """Until the writer stops, its metadata cannot go back unnoticed."""
+        self._kept.enter_context(context.ledgers.keep(ledger))
         config = context.config
         self.bytes_in_flight_max = config.bytes_in_flight_max
         """The bound that ``wait_for_room`` keeps."""
@@ -436,6 +440,7 @@ class LedgerWriter:
     async def _stop(self) -> None:
         await self._machine_loop.stop()
         self._appenders.close_all()
+        self._kept.close()
 
     async def _settle(self) -> None:
         deadline = self._loop.time() + WRITER_CLOSE_GRACE_S

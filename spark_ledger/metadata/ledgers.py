@@ -12,6 +12,7 @@ import contextlib
 import random
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Final
 
 from spark_ledger.errors import (
@@ -72,6 +73,11 @@ class LedgerStore:
     def seen_bytes(self) -> int:
         """What is remembered of metadata that were seen, about."""
         return self._seen.size_bytes
+
+    def keep(self, ledger: Versioned[LedgerMetadata]) -> AbstractContextManager[None]:
+        """For whoever changes a ledger as long as it has it open: while this lasts its metadata
+        cannot go back unnoticed (``SeenLedgers.keep``)."""
+        return self._seen.keep(ledger)
 
     async def new_ledger_id(self) -> LedgerId:
         """An id that no other ledger has or had. Ids of one client ascend, with gaps."""
