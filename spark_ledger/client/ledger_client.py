@@ -165,7 +165,8 @@ class LedgerClient:
 
         Raises ConfigurationError if an argument is wrong, NotEnoughBookiesError if fewer than
         ``ensemble_size`` bookies are writable, or a strict placement policy finds none in the right
-        racks, MetadataUnavailableError, OutcomeUnknownError: if there is a ledger then, this connection closes it later.
+        racks, MetadataUnavailableError, LedgerTakenOverError if another client has recovered it
+        already, OutcomeUnknownError: if there is a ledger then, this connection closes it later.
         """
         quorums = Quorums(ensemble_size, write_quorum, ack_quorum)
         custom = _check_custom_metadata({} if custom_metadata is None else custom_metadata)

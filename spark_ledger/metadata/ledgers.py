@@ -20,6 +20,7 @@ from spark_ledger.errors import (
     ConflictError,
     CorruptionError,
     LedgerError,
+    LedgerTakenOverError,
     MetadataRestoredError,
     MetadataUnavailableError,
     NoSuchLedgerError,
@@ -43,7 +44,7 @@ from spark_ledger.metadata.codec import (
 from spark_ledger.metadata.ledger_ids import LedgerIds
 from spark_ledger.metadata.seen_ledgers import SeenLedgers
 from spark_ledger.metadata.unsettled import OPEN_PATH, UNNAMED_PATH, id_path, ids_named
-from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
+from spark_ledger.types import LedgerId, LedgerMetadata, LedgerState, Versioned
 
 LEDGERS_PATH: Final = "ledgers"
 
@@ -92,7 +93,8 @@ class LedgerStore:
         It is listed as open in the same transaction, and with ``until_named`` as unnamed, until a
         transaction names it (rule K1). A missing creation token is added; after a lost reply it
         tells whether the node that is found is this ledger's (rule P6). Raises ConflictError if the
-        id is in use, OutcomeUnknownError if no attempt brought a reply, MetadataUnavailableError if none was
+        id is in use, LedgerTakenOverError if a reply was lost and it was recovered meanwhile,
+        OutcomeUnknownError if no attempt brought a reply, MetadataUnavailableError if none was
         sent, ConfigurationError if the metadata leave no room for later changes.
         """
         if not metadata.creation_token:
@@ -136,6 +138,10 @@ class LedgerStore:
             raise ConflictError(f"ledger {ledger_id} was deleted") from None
         if found.value.creation_token != metadata.creation_token:
             raise ConflictError(f"ledger {ledger_id} exists already") from None
+        if found.value.state is not LedgerState.OPEN:  # after a reply was lost, or came late
+            raise LedgerTakenOverError(
+                f"ledger {ledger_id}: another client recovered it before its creator could write"
+            ) from None
         return found
 
     async def _create_all(self, operations: Sequence[Create]) -> None:

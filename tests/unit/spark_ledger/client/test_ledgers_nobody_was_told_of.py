@@ -9,6 +9,8 @@ import pytest
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import (
+    LedgerError,
+    LedgerTakenOverError,
     MetadataUnavailableError,
     OutcomeUnknownError,
 )
@@ -17,7 +19,7 @@ from spark_ledger.limits.metadata import METADATA_ATTEMPTS
 from spark_ledger.metadata.base import Operation
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
 from spark_ledger.metadata.unsettled import OPEN_PATH, pages
-from spark_ledger.types import LedgerId, LedgerState
+from spark_ledger.types import LedgerId, LedgerMetadata, LedgerState
 from tests.unit.spark_ledger.client.world import World, run, run_virtually
 
 LOST, NEVER_SENT, AWAY = Outcome.LOST_REPLY, Outcome.LOST_REQUEST, Outcome.UNAVAILABLE
@@ -182,3 +184,28 @@ def test_delete_that_was_sent_before_zookeeper_went_away_may_have_happened(first
         assert len(await client.list_ledgers()) == (0 if first is LOST else 1)
 
     run_virtually(test)
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_ledger_that_was_recovered_before_its_creator_was_told_is_taken_over(closes: bool) -> None:
+    async def test(world: World) -> None:
+        client, other = await ready(world), await world.client()
+        memory(client).interpose = transactions(Fault(LOST), Fault(delay_s=5.0))
+        creating = asyncio.ensure_future(client.create_ledger())
+        await asyncio.sleep(1.0)
+        (_, ledger_id) = await other.list_ledgers()
+        if closes:
+            await other.open_ledger(ledger_id, recover=True)
+        else:
+            await mark(other, await other.ledger_metadata(ledger_id))
+        with pytest.raises(LedgerTakenOverError, match="another client recovered it"):
+            await creating
+        assert isinstance(creating.exception(), LedgerError)
+
+    run_virtually(test)
+
+
+async def mark(client: LedgerClient, metadata: LedgerMetadata) -> None:
+    """A recovery begins, and does not end."""
+    marked = metadata.with_changes(state=LedgerState.IN_RECOVERY)
+    await client.context.ledgers.compare_and_set(marked, 0)
