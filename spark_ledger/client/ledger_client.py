@@ -20,7 +20,12 @@ from spark_ledger.client.timer import Timer
 from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.client.written_ledgers import WrittenLedgers
 from spark_ledger.config import ClientConfig, build
-from spark_ledger.errors import ConfigurationError, NotEnoughBookiesError, UnauthorizedError
+from spark_ledger.errors import (
+    ConfigurationError,
+    NotEnoughBookiesError,
+    OutcomeUnknownError,
+    UnauthorizedError,
+)
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.cluster import ensure_cluster_node
@@ -29,6 +34,7 @@ from spark_ledger.metadata.directory import BookieDirectory
 from spark_ledger.metadata.ledgers import LedgerStore
 from spark_ledger.metadata.naming import Naming
 from spark_ledger.metadata.owners import Owner
+from spark_ledger.protocol.ensemble import closed
 from spark_ledger.transport.base import Transport
 from spark_ledger.transport.on_first_use import OnFirstUse
 from spark_ledger.types import (
@@ -40,6 +46,7 @@ from spark_ledger.types import (
     Fragment,
     LedgerId,
     LedgerMetadata,
+    LedgerState,
     Quorums,
 )
 from spark_ledger.wire.frame import Digest, access_key_hash, derive_keys, digest_for
@@ -160,7 +167,8 @@ class LedgerClient:
 
         Raises ConfigurationError if an argument is wrong, NotEnoughBookiesError if fewer than
         ``ensemble_size`` bookies are writable, or a strict placement policy finds none in the right
-        racks, MetadataUnavailableError, OutcomeUnknownError.
+        racks, MetadataUnavailableError, LedgerTakenOverError if another client has recovered it
+        already, OutcomeUnknownError: if there is a ledger then, this connection closes it later.
         """
         quorums = Quorums(ensemble_size, write_quorum, ack_quorum)
         custom = _check_custom_metadata({} if custom_metadata is None else custom_metadata)
@@ -177,21 +185,23 @@ class LedgerClient:
         incarnation = secrets.token_bytes(INCARNATION_BYTES)
         access_key, digest_key = await _derive_keys(password, ledger_id, incarnation)
         digest_type = DigestType.HMAC_SHA256 if password else DigestType.CRC32C
-        created = await self._context.ledgers.create(
-            LedgerMetadata(
-                ledger_id=ledger_id,
-                quorums=quorums,
-                fragments=(Fragment(EntryId(0), bookies),),
-                digest_type=digest_type,
-                access_key_hash=access_key_hash(access_key),
-                creation_time_ms=time.time_ns() // 1_000_000,
-                creation_token=secrets.token_hex(16),
-                incarnation=incarnation,
-                custom_metadata=custom,
-                owner=owner,
-            ),
-            until_named=until_named,
+        metadata = LedgerMetadata(
+            ledger_id=ledger_id,
+            quorums=quorums,
+            fragments=(Fragment(EntryId(0), bookies),),
+            digest_type=digest_type,
+            access_key_hash=access_key_hash(access_key),
+            creation_time_ms=time.time_ns() // 1_000_000,
+            creation_token=secrets.token_hex(16),
+            incarnation=incarnation,
+            custom_metadata=custom,
+            owner=owner,
         )
+        try:
+            created = await self._context.ledgers.create(metadata, until_named=until_named)
+        except (OutcomeUnknownError, asyncio.CancelledError):
+            self._left_open.add(ledger_id, lambda _: self._close_unwritten(metadata))
+            raise
         digest = digest_for(digest_type, digest_key)
         writer = LedgerWriter(self._context, created, access_key=access_key, digest=digest)
         self._written.began(connection)
@@ -257,6 +267,15 @@ class LedgerClient:
 
     async def _recover(self, ledger_id: LedgerId) -> None:
         await self.open_ledger(ledger_id, recover=True)
+
+    async def _close_unwritten(self, metadata: LedgerMetadata) -> None:
+        """Close a ledger that may have been made, for a caller who was not told: no bookie has
+        heard of it. One that another client has made under its id is left alone."""
+        found = await self._context.ledgers.read_latest(metadata.ledger_id)
+        is_ours = found.value.creation_token == metadata.creation_token
+        if is_ours and found.value.state is LedgerState.OPEN:
+            end = closed(found.value, last_entry=NO_ENTRY, length=0)
+            await self._context.ledgers.compare_and_set(end, found.version)
 
     async def delete_ledger(self, ledger_id: int) -> None:
         """Delete a ledger's metadata: nobody can open it any more. Idempotent."""

@@ -1,4 +1,5 @@
-"""Ledgers that a connection could not close: closed by recovery once ZooKeeper answers again.
+"""Ledgers that a connection could not close, or whose creator was not told of them: closed once
+ZooKeeper answers again.
 
 While their owner lives the keeper leaves them alone (rule K3), and an open ledger is never deleted.
 So a process that runs for months would leave one open ledger for each outage of ZooKeeper.
@@ -10,6 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
+from typing import TypeAlias
 
 from spark_ledger.errors import LedgerClosedError, LedgerError, NotFoundError
 from spark_ledger.limits.client import LEFT_OPEN_DELAY_S, LEFT_OPEN_DELAY_S_MAX, LEFT_OPEN_MAX
@@ -18,38 +20,42 @@ from spark_ledger.types import LedgerId
 
 logger = logging.getLogger(__name__)
 
+Close: TypeAlias = Callable[[LedgerId], Awaitable[object]]
+"""Closes a ledger."""
+
 
 class LeftOpen:
     """Closes ledgers whose writer has ended, one after the other. Belongs to one loop."""
 
-    def __init__(self, recover: Callable[[LedgerId], Awaitable[object]]) -> None:
+    def __init__(self, recover: Close) -> None:
         self._recover = recover
-        self._waiting: deque[LedgerId] = deque()
+        self._waiting: deque[tuple[LedgerId, Close]] = deque()
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
 
     @property
     def ledger_ids(self) -> list[LedgerId]:
         """Those that are still to be closed, the one that is next first."""
-        return list(self._waiting)
+        return [ledger_id for ledger_id, _ in self._waiting]
 
-    def add(self, ledger_id: LedgerId) -> None:
-        """Close a ledger later. Its writer must have ended: recovery fences it."""
+    def add(self, ledger_id: LedgerId, close: Close | None = None) -> None:
+        """Close a ledger later, by recovery or by ``close``. Its writer must have ended: recovery
+        fences it."""
         if self._is_closed:
             return
-        self._wait(ledger_id)
+        self._wait(ledger_id, close or self._recover)
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._close_all())
 
-    def _wait(self, ledger_id: LedgerId) -> None:
+    def _wait(self, ledger_id: LedgerId, close: Close) -> None:
         """Behind all others; of too many the first one goes."""
         if len(self._waiting) == LEFT_OPEN_MAX:
             logger.warning(
                 "ledger %d is left open until this process ends: %d others wait to be closed",
-                self._waiting.popleft(),
+                self._waiting.popleft()[0],
                 LEFT_OPEN_MAX,
             )
-        self._waiting.append(ledger_id)
+        self._waiting.append((ledger_id, close))
 
     async def close(self) -> None:
         """The connection ends: what is still open is the keeper's (rule K3)."""
@@ -61,16 +67,16 @@ class LeftOpen:
         delay_s = LEFT_OPEN_DELAY_S
         while self._waiting:
             await asyncio.sleep(delay_s)
-            ledger_id = self._waiting.popleft()
+            ledger_id, close = self._waiting.popleft()
             try:
-                await self._recover(ledger_id)
+                await close(ledger_id)
             except NotFoundError:
                 logger.info("ledger %d was deleted before it was closed", ledger_id)
             except LedgerClosedError:
                 return  # the connection is closed
             except LedgerError as error:
                 logger.debug("ledger %d cannot be closed yet: %s", ledger_id, error)
-                self._wait(ledger_id)
+                self._wait(ledger_id, close)
                 delay_s = min(2 * delay_s, LEFT_OPEN_DELAY_S_MAX)
                 continue
             delay_s = LEFT_OPEN_DELAY_S

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from spark_ledger.client.timer import Timer
-from spark_ledger.errors import LedgerError
+from spark_ledger.errors import LedgerClosedError, LedgerError
 from spark_ledger.limits.client import (
     LOOP_LATE_S,
     MACHINE_TICK_S,
@@ -66,7 +66,7 @@ class MachineLoop:
         """From so many answers on that wait something may follow from them: they are taken in."""
         self.is_handling = False
         """Whether the machine is at work further up the stack: what is fed now waits its turn."""
-        self._tick = timer.alarm(self._on_tick)
+        self._tick = timer.alarm(self._on_tick, self._on_closed)
         self._ticked_at = self._loop.time()
         """When the machine last looked at the clock."""
         self._excused: float | None = None
@@ -156,6 +156,13 @@ class MachineLoop:
             return
         self._ticked_at = now
         self.feed(Tick())
+
+    def _on_closed(self) -> None:
+        """The connection is closed. What is asked of it fails, but a machine may wait for time
+        alone, as one does that is to ask a busy bookie again."""
+        if not self._stopped and self._busy():
+            self._stopped = True
+            self._crashed(LedgerClosedError("this connection is closed: connect again"))
 
     def answer(self, ask: Callable[[], Awaitable[Event]]) -> None:
         """Run something that takes time; its result is the next event.

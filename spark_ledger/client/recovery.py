@@ -54,6 +54,7 @@ class Recovery:
         digest: Digest,
     ) -> None:
         self._context = context
+        self._ledger = ledger
         self._ledger_id = ledger.value.ledger_id
         self._access_key = access_key
         self._digest = digest
@@ -96,12 +97,13 @@ class Recovery:
         MetadataUnavailableError if the metadata store cannot be reached, CorruptionError if what it
         holds cannot be read, LedgerClosedError if the connection is closed meanwhile.
         """
-        try:
-            self._machine_loop.start(self._machine.start())
-            return await self._outcome
-        finally:
-            await self._machine_loop.stop()
-            self._appenders.close_all()
+        with self._context.ledgers.keep(self._ledger):
+            try:
+                self._machine_loop.start(self._machine.start())
+                return await self._outcome
+            finally:
+                await self._machine_loop.stop()
+                self._appenders.close_all()
 
     def _perform(self, command: Command) -> None:
         match command:

@@ -32,12 +32,18 @@ class Timer:
         self._handle: asyncio.TimerHandle | None = None
         self._is_closed = False
 
-    def alarm(self, callback: Callable[[], None]) -> Alarm:
-        """An alarm that is not set yet."""
-        return Alarm(self, callback)
+    def alarm(
+        self, callback: Callable[[], None], closed: Callable[[], None] | None = None
+    ) -> Alarm:
+        """An alarm that is not set yet. ``closed`` is called instead if the timer is closed while
+        it is set, or was before: whoever waits for time alone would wait for ever."""
+        return Alarm(self, callback, closed)
 
     def add(self, alarm: Alarm, step: int) -> None:
         """Have the alarm called in this step."""
+        if self._is_closed:
+            self._loop.call_soon(alarm.end)
+            return
         waiting = self._steps.get(step)
         if waiting is None:
             waiting = self._steps[step] = {}
@@ -52,17 +58,20 @@ class Timer:
             waiting.pop(alarm, None)
 
     def close(self) -> None:
-        """Call nobody any more: the connection is closed. The loop, which is the application's,
-        would keep all that waits here until the last of them is due."""
+        """Ring no more: the connection is closed, and each alarm that is set is told. The loop,
+        which is the application's, would keep all that waits here until the last of them is due.
+        """
         self._is_closed = True
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
+        for waiting in self._steps.values():
+            for alarm in waiting:
+                self._loop.call_soon(alarm.end)
+        self._steps, self._times = {}, []
 
     def _set(self) -> None:
         """Have the loop call back for the earliest step."""
-        if self._is_closed:
-            return
         at = self._times[0] * TIMER_STEP_S
         if self._handle is not None:
             if self._handle.when() <= at:
@@ -86,11 +95,14 @@ class Timer:
 class Alarm:
     """One caller's place in a Timer. It stands in one step at most, and rings once when set."""
 
-    __slots__ = ("_callback", "_step", "_timer", "was_due")
+    __slots__ = ("_callback", "_closed", "_step", "_timer", "was_due")
 
-    def __init__(self, timer: Timer, callback: Callable[[], None]) -> None:
+    def __init__(
+        self, timer: Timer, callback: Callable[[], None], closed: Callable[[], None] | None
+    ) -> None:
         self._timer = timer
         self._callback = callback
+        self._closed = closed
         self._step: int | None = None
         self.was_due = 0.0
         """The time that it was last set for, when it rings."""
@@ -120,6 +132,13 @@ class Alarm:
             self.was_due = self._step * TIMER_STEP_S
             self._step = None
             self._callback()
+
+    def end(self) -> None:
+        """It will never ring, unless it was cancelled on the way: the timer is closed."""
+        if self._step is not None:
+            self._step = None
+            if self._closed is not None:
+                self._closed()
 
     def cancel(self) -> None:
         """Do not ring. Idempotent."""

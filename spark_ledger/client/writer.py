@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from functools import partial
 
 from spark_ledger.client.appenders import Appenders
@@ -71,6 +72,9 @@ class LedgerWriter:
         self._context = context
         self._access_key = access_key
         self._loop = asyncio.get_running_loop()
+        self._kept = ExitStack()
+        """Until the writer stops, its metadata cannot go back unnoticed."""
+        self._kept.enter_context(context.ledgers.keep(ledger))
         config = context.config
         self.bytes_in_flight_max = config.bytes_in_flight_max
         """The bound that ``wait_for_room`` keeps."""
@@ -373,6 +377,9 @@ class LedgerWriter:
                     future.set_result(None)
 
     def _on_crash(self, error: BaseException) -> None:
+        if isinstance(error, LedgerClosedError):  # one that came while the connection was closed
+            self._end_here(self._abandoned())
+            return
         broken = crash_error(self.ledger_id, error)
         self._end_here(Abandon(in_flight=broken, error=broken))
 
@@ -414,13 +421,7 @@ class LedgerWriter:
         Adds in flight fail with AddOutcomeUnknownError, later ones with LedgerClosedError.
         """
         if not self._outcome.done():
-            why = f"ledger {self.ledger_id}: the connection was closed before its writer; "
-            self._end_here(
-                Abandon(
-                    in_flight=AddOutcomeUnknownError(why + "the add was in flight"),
-                    error=LedgerClosedError(why + "open it with recover=True to close it"),
-                )
-            )
+            self._end_here(self._abandoned())
         await self._stop()
 
     async def end(self, error: LedgerError) -> None:
@@ -429,6 +430,12 @@ class LedgerWriter:
         if not self._outcome.done():
             self._end_here(Abandon(in_flight=error, error=error))
         await self._stop()
+    def _abandoned(self) -> Abandon:
+        why = f"ledger {self.ledger_id}: the connection was closed before its writer; "
+        return Abandon(
+            in_flight=AddOutcomeUnknownError(why + "the add was in flight"),
+            error=LedgerClosedError(why + "open it with recover=True to close it"),
+        )
 
     def _end_here(self, event: Abandon) -> None:
         """Give the machine its last event past its loop, which may be what crashed."""
@@ -439,6 +446,7 @@ class LedgerWriter:
     async def _stop(self) -> None:
         await self._machine_loop.stop()
         self._appenders.close_all()
+        self._kept.close()
 
     async def _settle(self) -> None:
         deadline = self._loop.time() + WRITER_CLOSE_GRACE_S

@@ -58,7 +58,8 @@ METADATA_READS_IN_FLIGHT_MAX: Final = 64
 
 LEDGERS_SEEN_BYTES_MAX: Final = 4 * MIB
 """What a client remembers of the ledgers that it has seen last, to notice metadata that are older:
-some three thousand ledgers, and fewer of those whose bookies were replaced often."""
+some three thousand ledgers, and fewer of those whose bookies were replaced often. Those that it
+writes or recovers come on top, and are never forgotten."""
 
 # -- ledger ids ------------------------------------------------------------------------------------
 

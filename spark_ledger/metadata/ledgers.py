@@ -12,6 +12,7 @@ import contextlib
 import random
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Final
 
 from spark_ledger.errors import (
@@ -19,7 +20,9 @@ from spark_ledger.errors import (
     ConflictError,
     CorruptionError,
     LedgerError,
+    LedgerTakenOverError,
     MetadataRestoredError,
+    MetadataUnavailableError,
     NoSuchLedgerError,
     NotFoundError,
     OutcomeUnknownError,
@@ -41,7 +44,7 @@ from spark_ledger.metadata.codec import (
 from spark_ledger.metadata.ledger_ids import LedgerIds
 from spark_ledger.metadata.seen_ledgers import SeenLedgers
 from spark_ledger.metadata.unsettled import OPEN_PATH, UNNAMED_PATH, id_path, ids_named
-from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
+from spark_ledger.types import LedgerId, LedgerMetadata, LedgerState, Versioned
 
 LEDGERS_PATH: Final = "ledgers"
 
@@ -73,6 +76,11 @@ class LedgerStore:
         """What is remembered of metadata that were seen, about."""
         return self._seen.size_bytes
 
+    def keep(self, ledger: Versioned[LedgerMetadata]) -> AbstractContextManager[None]:
+        """For whoever changes a ledger as long as it has it open: while this lasts its metadata
+        cannot go back unnoticed (``SeenLedgers.keep``)."""
+        return self._seen.keep(ledger)
+
     async def new_ledger_id(self) -> LedgerId:
         """An id that no other ledger has or had. Ids of one client ascend, with gaps."""
         return await self._ids.take()
@@ -85,8 +93,9 @@ class LedgerStore:
         It is listed as open in the same transaction, and with ``until_named`` as unnamed, until a
         transaction names it (rule K1). A missing creation token is added; after a lost reply it
         tells whether the node that is found is this ledger's (rule P6). Raises ConflictError if the
-        id is in use, OutcomeUnknownError if no attempt brought a reply, ConfigurationError if the
-        metadata leave no room for later changes.
+        id is in use, LedgerTakenOverError if a reply was lost and it was recovered meanwhile,
+        OutcomeUnknownError if no attempt brought a reply, MetadataUnavailableError if none was
+        sent, ConfigurationError if the metadata leave no room for later changes.
         """
         if not metadata.creation_token:
             metadata = metadata.with_changes(creation_token=uuid.uuid4().hex)
@@ -96,26 +105,44 @@ class LedgerStore:
             operations.append(Create(id_path(OPEN_PATH, metadata.ledger_id), b""))
         if until_named:
             operations.append(Create(id_path(UNNAMED_PATH, metadata.ledger_id), b""))
+        unknown = f"ledger {metadata.ledger_id} may or may not have been created"
         for attempt in range(METADATA_ATTEMPTS):
             try:
-                await self._create_all(operations)
-                self._seen.note(Versioned(metadata, 0))
-                return Versioned(metadata, 0)
-            except ConflictError:
-                try:
-                    found = await self.read_newest(metadata.ledger_id)
-                except NoSuchLedgerError:  # what is left of one that was deleted
-                    raise ConflictError(f"ledger {metadata.ledger_id} was deleted") from None
-                if found.value.creation_token == metadata.creation_token:
-                    return found
-                raise ConflictError(f"ledger {metadata.ledger_id} exists already") from None
+                return await self._create_or_find(operations, metadata)
+            except MetadataUnavailableError as error:
+                if attempt == 0:
+                    raise
+                raise OutcomeUnknownError(f"{unknown}: {error}") from error  # the one before
             except OutcomeUnknownError as error:
                 # Sending it again is safe: the token tells our own node from another's.
                 if attempt == METADATA_ATTEMPTS - 1:
-                    raise OutcomeUnknownError(
-                        f"ledger {metadata.ledger_id} may or may not have been created: {error}"
-                    ) from error
+                    raise OutcomeUnknownError(f"{unknown}: {error}") from error
         raise AssertionError("the last attempt returns or raises")
+
+    async def _create_or_find(
+        self, operations: Sequence[Create], metadata: LedgerMetadata
+    ) -> Versioned[LedgerMetadata]:
+        try:
+            await self._create_all(operations)
+        except ConflictError:
+            return await self._find_created(metadata)
+        self._seen.note(Versioned(metadata, 0))
+        return Versioned(metadata, 0)
+
+    async def _find_created(self, metadata: LedgerMetadata) -> Versioned[LedgerMetadata]:
+        """The ledger of this id that is there, if it is ours."""
+        ledger_id = metadata.ledger_id
+        try:
+            found = await self.read_newest(ledger_id)
+        except NoSuchLedgerError:  # what is left of one that was deleted
+            raise ConflictError(f"ledger {ledger_id} was deleted") from None
+        if found.value.creation_token != metadata.creation_token:
+            raise ConflictError(f"ledger {ledger_id} exists already") from None
+        if found.value.state is not LedgerState.OPEN:  # after a reply was lost, or came late
+            raise LedgerTakenOverError(
+                f"ledger {ledger_id}: another client recovered it before its creator could write"
+            ) from None
+        return found
 
     async def _create_all(self, operations: Sequence[Create]) -> None:
         """Create the nodes in one transaction. Their parents are made when they are missing: that
@@ -231,12 +258,19 @@ class LedgerStore:
     async def delete(self, ledger_id: LedgerId) -> None:
         """Delete a ledger's metadata. A missing one is fine.
 
-        Raises OutcomeUnknownError if no attempt brought a reply.
+        Raises OutcomeUnknownError if no attempt brought a reply, MetadataUnavailableError if none
+        was sent.
         """
         for attempt in range(METADATA_ATTEMPTS):
             try:
                 await self._store.delete(ledger_path(ledger_id))
                 return
+            except MetadataUnavailableError as error:
+                if attempt == 0:
+                    raise
+                raise OutcomeUnknownError(
+                    f"ledger {ledger_id} may or may not have been deleted: {error}"
+                ) from error  # the attempt before
             except NotFoundError:
                 return
             except OutcomeUnknownError:

@@ -389,12 +389,12 @@ class AppendMachine:
         return commands + self._end_change(now)
 
     def _on_conflict(self, event: MetadataConflict, now: float) -> list[Command]:
-        """Something else is stored than this writer thought; ``_wanted`` may or may not be it.
-
-        Never written again as it was (rule P6): what is stored decides what the next write is.
-        """
+        """Something else is stored than this writer thought; ``_wanted`` may or may not be it. That
+        is never written again as it was (rule P6): what is stored decides what the next one is."""
         if self._phase not in (Phase.CHANGING, Phase.CLOSING):
             return []
+        if (error := append_errors.went_back(self._metadata, self._version, event)) is not None:
+            return self._on_metadata_failed(MetadataFailed(error))
         stored, wanted = event.metadata, self._wanted
         self._wanted = None
         if stored == wanted:

@@ -14,8 +14,10 @@ from spark_ledger.errors import (
     FencedError,
     LedgerError,
     LedgerTakenOverError,
+    MetadataRestoredError,
     UnauthorizedError,
 )
+from spark_ledger.protocol.events import MetadataConflict
 from spark_ledger.protocol.replication import Replication
 from spark_ledger.types import BookieStatus, EntryId, LedgerId, LedgerMetadata
 
@@ -52,6 +54,30 @@ def ensemble_changed(ledger_id: LedgerId) -> ConflictError:
     return ConflictError(
         f"ledger {ledger_id}: another client changed its ensemble; "
         "open the ledger with recovery to learn its end"
+    )
+
+
+def went_back(
+    ours: LedgerMetadata, version: int, found: MetadataConflict
+) -> MetadataRestoredError | None:
+    """The stored metadata cannot have come after ``ours``, which had ``version`` (rule P6); None if
+    they can.
+
+    No ledger loses a fragment: others may put other bookies into one, or add some behind. A change
+    of metadata that lack one would give its confirmed entries to bookies that do not hold them.
+    """
+    stored = found.metadata
+    lost = {f.first_entry for f in ours.fragments} - {f.first_entry for f in stored.fragments}
+    if (
+        stored.incarnation == ours.incarnation
+        and (found.version > version or (found.version == version and stored == ours))
+        and not lost
+    ):
+        return None
+    return MetadataRestoredError(
+        f"ledger {ours.ledger_id}: its metadata have version {found.version}, and this writer has "
+        f"had version {version} or other ones: ZooKeeper was restored from a backup. Run `ledger "
+        "cluster restored`, then write to a new ledger"
     )
 
 

@@ -38,12 +38,21 @@ def owner_of(frame: bytes) -> str:
     return match[1].decode() if match else ""
 
 
+def forget_ledgers(client: Client) -> None:
+    """It has seen so many others that it remembers none but those that it has open."""
+    for connection in client._connections:
+        seen = connection.context.ledgers._seen
+        seen._seen.clear()
+        seen._bytes = 0
+
+
 class Restorer:
     """Takes a backup, and has ZooKeeper come back with it."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.draw: random.Random = world.random_for("restore")
+        self._forgetting: random.Random = world.random_for("forgotten ledgers")
         self._backup: Backup | None = None
         self._operator: Operator | None = None
         latest_s = self.draw.choice([0.02, 0.02, 0.5, 1.5])
@@ -75,6 +84,10 @@ class Restorer:
         shows = self.draw.random() < 0.6
         zookeeper.restore(self._backup, shows=shows)
         world.invariants.restored({path: node[0] for path, node in self._backup[1].items()})
+        if self._forgetting.random() < 0.5:  # readers remember: what they read is compared
+            for client in world.clients:
+                if isinstance(client, WriterClient):
+                    forget_ledgers(client)
         command = self.draw.random() < 0.5 or world.options.copies
         world.fault("metadata restored", f"{'shows' if shows else 'does not show'}")
         if command:

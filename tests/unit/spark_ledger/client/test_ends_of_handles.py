@@ -79,6 +79,7 @@ class Traffic:
             "tasks": asyncio.all_tasks() - self._tasks,
             "bookies that count as used": dict(+context.load),
             "writers": list(context.writers),
+            "ledgers that are kept in mind": dict(context.ledgers._seen._kept),
         }
         return {name: what for name, what in found.items() if what}
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from spark_ledger.client.machine_loop import MachineLoop
-from spark_ledger.client.timer import Timer
+from spark_ledger.client.timer import Alarm, Timer
 from spark_ledger.limits.client import MACHINE_TICK_S_MAX, TIMER_STEP_S
 from spark_ledger.types import BookieId
 from tests.unit.spark_ledger.client.world import World, run
@@ -163,5 +163,33 @@ def test_closed_timer_calls_nobody_and_leaves_nothing_at_the_loop() -> None:
         assert timer._handle is None
         await asyncio.sleep(1.0)
         assert rung == []
+
+    run_in_virtual_time(main())
+
+
+def test_alarm_that_is_set_when_its_timer_is_closed_or_behind_that_is_told_once() -> None:
+    async def main() -> None:
+        timer, loop = Timer(), asyncio.get_running_loop()
+        told: list[str] = []
+
+        def alarm(name: str) -> Alarm:
+            made = timer.alarm(
+                lambda: told.append(f"{name} rings"), lambda: told.append(f"{name} ends")
+            )
+            made.set_by(loop.time() + 0.1)
+            return made
+
+        before, cancelled, cancelled_late = (alarm(name) for name in ("before", "out", "late out"))
+        cancelled.cancel()
+        timer.close()
+        assert told == [], "not from the close: one that raises must not keep it from its end"
+        cancelled_late.cancel()
+        alarm("behind")
+        await asyncio.sleep(1.0)
+        assert told == ["before ends", "behind ends"]
+        assert not before.is_set
+        before.set_by(loop.time())
+        await asyncio.sleep(1.0)
+        assert told[2:] == ["before ends"]
 
     run_in_virtual_time(main())

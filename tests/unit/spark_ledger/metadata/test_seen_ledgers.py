@@ -336,3 +336,43 @@ def test_ledger_of_which_a_server_that_lags_knew_nothing_is_remembered(makes: bo
         assert (await LedgerStore(store).read(L)).value == other
 
     asyncio.run(main())
+
+
+def test_ledger_that_is_kept_is_remembered_whatever_else_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        seen = seen_ledgers.SeenLedgers(Store(MemoryTree()))
+        others = [OPEN.with_changes(ledger_id=LedgerId(number)) for number in range(8, 20)]
+
+        def see_others() -> None:
+            for other in others:
+                seen.note(Versioned(other, 1))
+
+        seen.note(Versioned(OPEN, 1))
+        monkeypatch.setattr(seen_ledgers, "LEDGERS_SEEN_BYTES_MAX", 3 * seen.size_bytes)
+        with seen.keep(Versioned(OPEN, 1)):
+            with seen.keep(Versioned(OPEN, 1)):
+                see_others()
+                assert seen.is_older(Versioned(OPEN, 0))
+                seen.note(Versioned(MOVED, 2))
+            see_others()
+            assert seen.is_older(Versioned(OPEN, 1)), "one still keeps it"
+            assert len(seen._seen) == 3, "others have the room of three"
+        assert seen.is_older(Versioned(OPEN, 1)), "it was seen a moment ago"
+        see_others()
+        assert not seen.is_older(Versioned(OPEN, 1)), "nobody keeps it any more"
+
+    asyncio.run(main())
+
+
+def test_ledger_that_was_forgotten_and_is_kept_is_remembered_as_it_was_seen() -> None:
+    async def main() -> None:
+        seen = seen_ledgers.SeenLedgers(Store(MemoryTree()))
+        with seen.keep(Versioned(MOVED, 2)):
+            assert seen.is_older(Versioned(OPEN, 1))
+        seen.note(Versioned(CLOSED, 3))
+        with seen.keep(Versioned(MOVED, 2)):
+            assert seen.is_older(Versioned(MOVED, 2)), "it was seen later"
+
+    asyncio.run(main())
