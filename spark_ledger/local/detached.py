@@ -19,9 +19,8 @@ from spark_ledger.errors import ConfigurationError, CorruptionError, LedgerError
 from spark_ledger.limits.repair import LOST_BOOKIE_DELAY_S
 from spark_ledger.local.cluster import ZOOKEEPER, LocalCluster
 from spark_ledger.local.ports import HOST
-from spark_ledger.local.supervisor import LOCK_NAME
+from spark_ledger.local.supervisor import LOCK_NAME, STATE_NAME
 
-STATE_NAME: Final = "cluster.json"
 DOWN_TIMEOUT_S: Final = 30.0
 """Bookies drain, one after the other in the worst case; then ZooKeeper ends."""
 
@@ -109,7 +108,8 @@ def up(
 
 
 def status(directory: str | Path) -> ClusterStatus:
-    """What runs in the directory. Raises CorruptionError if the state file is damaged."""
+    """What runs in the directory. Raises CorruptionError if the state file is damaged,
+    ConfigurationError if another program holds it."""
     path = Path(directory).expanduser().resolve()
     if not _is_locked(path):
         return ClusterStatus(directory=str(path), running=False)
@@ -135,7 +135,8 @@ def status(directory: str | Path) -> ClusterStatus:
 def down(directory: str | Path) -> bool:
     """Stop the cluster in the directory: bookies drain, then ZooKeeper ends. The data stay.
 
-    False if none was running. Raises LedgerError if it does not end in time.
+    False if none was running. Raises LedgerError if it does not end in time, ConfigurationError if
+    another program or user holds it.
     """
     found = status(directory)
     if not found.running:
@@ -144,6 +145,11 @@ def down(directory: str | Path) -> bool:
         os.kill(found.supervisor_pid, signal.SIGTERM)
     except ProcessLookupError:
         return False  # it ended since the look above
+    except PermissionError as error:
+        raise ConfigurationError(
+            f"the cluster in {found.directory} is another user's (supervisor: process "
+            f"{found.supervisor_pid}): have that user end it"
+        ) from error
     deadline = time.monotonic() + DOWN_TIMEOUT_S
     while _is_locked(Path(found.directory)):
         if time.monotonic() > deadline:

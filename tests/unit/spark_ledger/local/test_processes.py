@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,8 +15,9 @@ import pytest
 
 from spark_ledger.errors import ConfigurationError, CorruptionError, LedgerError
 from spark_ledger.local import detached
-from spark_ledger.local.detached import STATE_NAME, ClusterStatus, ProcessStatus
+from spark_ledger.local.detached import ClusterStatus, ProcessStatus
 from spark_ledger.local.processes import Processes
+from spark_ledger.local.supervisor import STATE_NAME, take_lock
 
 PATIENCE_S = 30.0
 TRAP = """
@@ -198,3 +200,51 @@ def test_state_file_that_is_missing_or_damaged_is_told_from_a_cluster_that_is_do
     (made.directory / STATE_NAME).write_text("{")
     with pytest.raises(CorruptionError, match="is damaged"):
         detached.status(made.directory)
+
+
+@pytest.fixture
+def stranger(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has the id which a supervisor had before a power cut."""
+    process = subprocess.Popen(["sleep", "60"])
+    status = ClusterStatus(directory=str(tmp_path), running=True, supervisor_pid=process.pid)
+    (tmp_path / STATE_NAME).write_bytes(msgspec.json.encode(status))
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize("holder", [take_lock, lambda path: Processes(path, remove=False)])
+def test_process_with_the_id_of_a_supervisor_before_a_power_cut_is_left_alone(
+    tmp_path: Path,
+    stranger: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    holder: Callable[[Path], int | Processes],
+) -> None:
+    monkeypatch.setattr(detached, "DOWN_TIMEOUT_S", 0.5)
+    held = holder(tmp_path)
+    try:
+        with pytest.raises(ConfigurationError, match="another program holds it"):
+            detached.down(tmp_path)
+        assert stranger.poll() is None
+    finally:
+        if isinstance(held, Processes):
+            held.stop(graceful=False)
+        else:
+            os.close(held)
+
+
+def test_state_file_of_a_cluster_that_runs_stays_when_another_one_is_refused(made: Made) -> None:
+    path = state_file(made, zookeeper=os.getpid())
+    assert take_lock(made.directory) is None and path.exists()
+
+
+def test_cluster_of_another_user_is_not_ended_and_the_user_told(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_pid: int, _signal_number: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    state_file(made, zookeeper=os.getpid())
+    with monkeypatch.context() as patched, pytest.raises(ConfigurationError, match="another user"):
+        patched.setattr(os, "kill", refuse)
+        detached.down(made.directory)
