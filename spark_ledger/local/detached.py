@@ -103,6 +103,8 @@ def up(
     except BaseException:
         state.unlink(missing_ok=True)
         cluster.stop()
+        # Interrupted behind the detaching, it hears no request, and nobody else knows its number.
+        _end(cluster.directory, cluster.processes.supervisor_pid)
         raise
     return status_now
 
@@ -141,21 +143,28 @@ def down(directory: str | Path) -> bool:
     found = status(directory)
     if not found.running:
         return False
+    return _end(Path(found.directory), found.supervisor_pid)
+
+
+def _end(directory: Path, supervisor_pid: int) -> bool:
+    """Have the supervisor end its cluster; False if it has ended. Raises as ``down``."""
+    if not _is_locked(directory):
+        return False
     try:
-        os.kill(found.supervisor_pid, signal.SIGTERM)
+        os.kill(supervisor_pid, signal.SIGTERM)
     except ProcessLookupError:
         return False  # it ended since the look above
     except PermissionError as error:
         raise ConfigurationError(
-            f"the cluster in {found.directory} is another user's (supervisor: process "
-            f"{found.supervisor_pid}): have that user end it"
+            f"the cluster in {directory} is another user's (supervisor: process "
+            f"{supervisor_pid}): have that user end it"
         ) from error
     deadline = time.monotonic() + DOWN_TIMEOUT_S
-    while _is_locked(Path(found.directory)):
+    while _is_locked(directory):
         if time.monotonic() > deadline:
             raise LedgerError(
-                f"the cluster in {found.directory} did not stop within {DOWN_TIMEOUT_S:g} s "
-                f"(supervisor: process {found.supervisor_pid})"
+                f"the cluster in {directory} did not stop within {DOWN_TIMEOUT_S:g} s "
+                f"(supervisor: process {supervisor_pid})"
             )
         time.sleep(_POLL_S)
     return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import time
@@ -248,3 +249,33 @@ def test_cluster_of_another_user_is_not_ended_and_the_user_told(
     with monkeypatch.context() as patched, pytest.raises(ConfigurationError, match="another user"):
         patched.setattr(os, "kill", refuse)
         detached.down(made.directory)
+
+
+class Cluster:
+    """What ``up`` starts, without servers; it is interrupted once it is detached."""
+
+    uri, zookeeper_port, bookie_ids = "zk://127.0.0.1:1/ledgers", 1, ()
+
+    def __init__(self, made: Made) -> None:
+        self.directory, self.processes = made.directory, made.processes
+        self.stop = lambda: made.processes.stop(graceful=True)
+
+    def detach(self, state: Path) -> None:
+        pipes = self.processes._process
+        assert pipes.stdin is not None and pipes.stdout is not None
+        pipes.stdin.write(json.dumps({"op": "detach", "state": str(state)}).encode() + b"\n")
+        pipes.stdin.flush()
+        assert select.select([pipes.stdout], [], [], PATIENCE_S)[0], "it has answered"
+        raise KeyboardInterrupt
+
+
+def test_up_that_is_interrupted_at_its_end_leaves_no_cluster_behind(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No command could end it: nothing says any more which process holds it."""
+    pid = made.begin("zookeeper")
+    monkeypatch.setattr(detached, "LocalCluster", lambda *_, **__: Cluster(made))
+    with pytest.raises(KeyboardInterrupt):
+        detached.up(made.directory)
+    assert not detached.status(made.directory).running and not lives(pid)
+    assert lines(made.directory / "ended") == ["zookeeper"]
