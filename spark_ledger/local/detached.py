@@ -18,6 +18,7 @@ import msgspec
 from spark_ledger.errors import ConfigurationError, CorruptionError, LedgerError
 from spark_ledger.limits.repair import LOST_BOOKIE_DELAY_S
 from spark_ledger.local.cluster import ZOOKEEPER, LocalCluster
+from spark_ledger.local.files import absolute
 from spark_ledger.local.ports import HOST
 from spark_ledger.local.supervisor import LOCK_NAME, STATE_NAME
 
@@ -112,7 +113,7 @@ def up(
 def status(directory: str | Path) -> ClusterStatus:
     """What runs in the directory. Raises CorruptionError if the state file is damaged,
     ConfigurationError if another program holds it."""
-    path = Path(directory).expanduser().resolve()
+    path = absolute(directory)
     if not _is_locked(path):
         return ClusterStatus(directory=str(path), running=False)
     try:

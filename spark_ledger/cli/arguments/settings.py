@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, Final, TypeVar
 
 import click
 
@@ -104,6 +105,13 @@ def password_option(command: Command) -> Command:
         callback=lambda _context, _parameter, value: read_secret(value),
         help="The ledger's password: env:NAME, file:PATH, or the text itself.",
     )(command)
+
+
+def standard_input() -> BinaryIO:
+    """The bytes of standard input. Wrong usage if the shell has closed it."""
+    if sys.stdin is None:
+        raise click.UsageError("standard input is closed: name a file with --file")
+    return sys.stdin.buffer
 
 
 def read_secret(text: str) -> bytes:
