@@ -7,6 +7,7 @@ import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -228,18 +229,21 @@ def parse(text: str, path: Path) -> BookieConfig:
     except msgspec.ValidationError as error:
         reason = str(error).replace("`$.", "`")
         raise ConfigurationError(f"configuration file {path}: {reason}") from error
-    root = path.resolve().parent
+    absolute = partial(_absolute, path)
     storage = msgspec.structs.replace(
         config.storage,
-        journal_directory=_absolute(root, config.storage.journal_directory),
-        ledger_directories=[_absolute(root, name) for name in config.storage.ledger_directories],
+        journal_directory=absolute("storage.journal_directory", config.storage.journal_directory),
+        ledger_directories=[
+            absolute("storage.ledger_directories", name)
+            for name in config.storage.ledger_directories
+        ],
     )
     if sum(map(bool, (config.rack_file, config.rack_script, "rack" in values))) > 1:
         raise ConfigurationError(
             f"configuration file {path}: only one of rack, rack_file and rack_script says the rack"
         )
     places = {
-        key: _absolute(root, value)
+        key: absolute(key, value)
         for key in ("rack_file", "rack_script")
         if (value := values.get(key))
     }
@@ -277,5 +281,11 @@ def _refuse_unknown(
             _refuse_unknown(value, known[key], f"{prefix}{key}.", path)
 
 
-def _absolute(root: Path, name: str) -> str:
-    return str((root / Path(name).expanduser()).resolve())
+def _absolute(path: Path, key: str, name: str) -> str:
+    """A path that is relative to the configuration file, or to somebody's home."""
+    try:
+        return str((path.resolve().parent / Path(name).expanduser()).resolve())
+    except (RuntimeError, ValueError, OSError) as error:  # no such user, a NUL, links in a circle
+        raise ConfigurationError(
+            f"configuration file {path}: {key} is {name!r}, which is no path here: {error}"
+        ) from error

@@ -20,6 +20,7 @@ from typing import Final
 from bookie_server.config import AutorecoverySettings, BookieConfig
 from bookie_server.repair_figures import read_repair_figures
 from bookie_server.service.metrics import KeeperFigures, RepairFigures, ServiceMetrics
+from spark_ledger.amounts import duration_argument, size_argument
 from spark_ledger.errors import LedgerError, NotFoundError
 from spark_ledger.keeper.nodes import (
     ELECTED_PATH,
@@ -41,11 +42,13 @@ from spark_ledger.tasks import cancel
 logger = logging.getLogger(__name__)
 
 HOST: Final = socket.gethostname()
+WRONG_USAGE: Final = 2
+"""Exit code of ``ledger`` that no other try changes: an option or the configuration is wrong."""
 
 
 def command(config: BookieConfig) -> list[str]:
     """The command line of the keeper; the metadata URI may hold a password, and is not in it."""
-    keeper = config.keeper
+    keeper, sinks_s = config.keeper, config.keeper.sink_records_s
     return [
         *(sys.executable, "-m", "spark_ledger.cli", "keeper", "run"),
         *("--unless-elected", "--until-input-ends"),
@@ -55,8 +58,8 @@ def command(config: BookieConfig) -> list[str]:
         *("--interval", str(keeper.interval_s)),
         *("--audit-interval", str(keeper.audit_s)),
         *("--optimize-interval", str(keeper.optimize_s)),
-        *("--optimize-rate", str(keeper.optimize_bytes_per_s)),
-        *(["--sink-records", f"{keeper.sink_records_s}s"] if keeper.sink_records_s else []),
+        *("--optimize-rate", size_argument(keeper.optimize_bytes_per_s)),
+        *(["--sink-records", duration_argument(sinks_s)] if sinks_s else []),
         *_autorecovery(config.autorecovery),
     ]
 
@@ -65,10 +68,10 @@ def _autorecovery(settings: AutorecoverySettings) -> list[str]:
     if not settings.enabled:
         return ["--no-autorecovery"]
     return [
-        *("--lost-bookie-delay", f"{settings.lost_bookie_delay_s}s"),
-        *("--open-ledger-grace", f"{settings.open_ledger_grace_s}s"),
-        *("--repair-rate", str(settings.bytes_per_s)),
-        *("--repair-source-rate", str(settings.source_bytes_per_s)),
+        *("--lost-bookie-delay", duration_argument(settings.lost_bookie_delay_s)),
+        *("--open-ledger-grace", duration_argument(settings.open_ledger_grace_s)),
+        *("--repair-rate", size_argument(settings.bytes_per_s)),
+        *("--repair-source-rate", size_argument(settings.source_bytes_per_s)),
     ]
 
 
@@ -125,7 +128,14 @@ class KeeperProcess:
         self._pid = process.pid
         try:
             code = await process.wait()
-            logger.info("the keeper of this bookie ended with %d", code)
+            if code == WRONG_USAGE:
+                logger.error(
+                    "the keeper of this bookie ended with %d, since it refuses its settings: it "
+                    "recovers and repairs nothing. What is wrong stands above",
+                    code,
+                )
+            else:
+                logger.info("the keeper of this bookie ended with %d", code)
         finally:
             self._pid = None
             if process.returncode is None:

@@ -16,8 +16,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+import msgspec
+
 from bookie_server.config import BookieConfig
-from bookie_server.storage.cookie import COOKIE_NAME, Cookie, check_cookies, format_directories
+from bookie_server.storage.cookie import (
+    COOKIE_NAME,
+    Cookie,
+    check_cookies,
+    format_directories,
+    unfinished_id,
+)
 from bookie_server.storage.fs.posix_fs import PosixFileSystem
 from spark_ledger.errors import (
     BookieReplacedError,
@@ -52,7 +60,7 @@ _FREE_SPACE_CHANGE: Final = 0.05
 
 
 def is_formatted(config: BookieConfig) -> bool:
-    """A bookie was formatted in the journal directory."""
+    """A bookie was formatted: the journal directory is given its cookie last."""
     return (config.journal_directory / COOKIE_NAME).exists()
 
 
@@ -73,42 +81,75 @@ def local_cookie(config: BookieConfig) -> Cookie:
 async def format_new(config: BookieConfig, store: MetadataStore) -> Cookie:
     """Make a new bookie: its name in the cluster, then its directories.
 
-    When that fails nothing is left behind. Raises ConfigurationError if the name is taken or a
-    directory is not empty, otherwise what the metadata store or the disk raises.
+    When that fails nothing is left behind, and what is left by a format that was killed is taken
+    for its beginning. Raises ConfigurationError if the name is taken or a directory is not empty,
+    otherwise what the metadata store or the disk raises.
     """
-    bookie_id = check_bookie_id(config.bookie_id or f"bookie-{secrets.token_hex(8)}")
-    cluster_id = await ensure_cluster(store)
-    registry = BookieRegistry(store)
+    files, ledger_directories = PosixFileSystem(), config.ledger_directories
+    begun_id = config.bookie_id or unfinished_id(files, ledger_directories)
+    bookie_id = check_bookie_id(begun_id or f"bookie-{secrets.token_hex(8)}")
     cookie = BookieCookie(
-        cluster_id,
+        await ensure_cluster(store),
         bookie_id,
         str(config.journal_directory),
-        tuple(map(str, config.ledger_directories)),
+        tuple(map(str, ledger_directories)),
         secrets.token_hex(8),
+        is_forming=True,
     )
-    try:
-        await registry.create_cookie(bookie_id, encode_cookie(cookie))
-    except ConflictError as error:
-        raise ConfigurationError(
-            f"bookie id {bookie_id!r} is taken in this cluster: choose another bookie_id, or if "
-            f"that bookie's disks are lost, run `ledger bookies decommission {bookie_id}` first"
-        ) from error
+    is_new, version = await _take_name(cookie, store)
     try:
         # Of a bookie of this name, which has left: its mark would look like a restore (rule G4).
         for path in (leaving_path(bookie_id), collection_path(bookie_id), order_path(bookie_id)):
             with contextlib.suppress(NotFoundError):
                 await store.delete(path)
-        return await asyncio.to_thread(
+        formatted = await asyncio.to_thread(
             format_directories,
-            PosixFileSystem(),
+            files,
             config.journal_directory,
-            config.ledger_directories,
-            cluster_id=cluster_id,
+            ledger_directories,
+            cluster_id=cookie.cluster_id,
             bookie_id=bookie_id,
         )
     except (LedgerError, OSError):
-        await registry.delete_cookie(bookie_id)
+        if is_new:  # else it is that of a format whose directories may be complete
+            with contextlib.suppress(LedgerError):  # what is left the next format takes over
+                await store.delete(cookie_path(bookie_id), version)
         raise
+    with contextlib.suppress(LedgerError):  # the first start does it then
+        await _end_forming(cookie, version, store)
+    return formatted
+
+
+async def _take_name(cookie: BookieCookie, store: MetadataStore) -> tuple[bool, int]:
+    """Make the name that of this format: whether nobody had it, and the version of the cookie.
+
+    A format in the same directories that never ended has stored nothing under it.
+    """
+    bookie_id, data = BookieId(cookie.bookie_id), encode_cookie(cookie)
+    try:
+        await BookieRegistry(store).create_cookie(bookie_id, data)
+    except ConflictError as error:
+        node = await store.get_latest(cookie_path(bookie_id))
+        known = decode_cookie(bookie_id, node.value)
+        here = msgspec.structs.replace(cookie, incarnation=known.incarnation)
+        if known != here:
+            raise ConfigurationError(
+                f"bookie id {bookie_id!r} is taken in this cluster: choose another bookie_id, or "
+                f"if that bookie's disks are lost, run `ledger bookies decommission {bookie_id}` "
+                "first"
+            ) from error
+        return False, await store.put(cookie_path(bookie_id), data, node.version)
+    return True, 0
+
+
+async def _end_forming(
+    cookie: BookieCookie, version: int, store: MetadataStore
+) -> tuple[BookieCookie, int]:
+    """Note that the format has ended: from now on empty directories are not this bookie's."""
+    ended = msgspec.structs.replace(cookie, is_forming=False)
+    return ended, await store.put(
+        cookie_path(BookieId(cookie.bookie_id)), encode_cookie(ended), version
+    )
 
 
 async def check_cluster(cookie: Cookie, store: MetadataStore) -> None:
@@ -130,7 +171,8 @@ async def check_cluster(cookie: Cookie, store: MetadataStore) -> None:
 async def check_identity(cookie: Cookie, store: MetadataStore) -> tuple[BookieCookie, int]:
     """Compare the directories' identity with the cluster's; the cluster's cookie and its version.
 
-    Raises ConfigurationError if they differ, otherwise what the metadata store raises.
+    A format that was killed behind its directories ends here, before they serve. Raises
+    ConfigurationError if they differ, otherwise what the metadata store raises.
     """
     await check_cluster(cookie, store)
     bookie_id = BookieId(cookie.bookie_id)
@@ -152,6 +194,8 @@ async def check_identity(cookie: Cookie, store: MetadataStore) -> tuple[BookieCo
             f"bookie {bookie_id} was formatted in {', '.join(here)}, but the cluster knows it in "
             f"{', '.join(there)}: another bookie may have the same name"
         )
+    if known.is_forming:
+        return await _end_forming(known, node.version, store)
     return known, node.version
 
 

@@ -81,7 +81,8 @@ class Secret:
         return bool(self.reference)
 
     def reveal(self) -> str:
-        """The value. Raises ConfigurationError if the variable or file is missing."""
+        """The value. Raises ConfigurationError if the variable or file is missing or empty: what
+        was to be protected would not be."""
         kind, _, name = self.reference.partition(":")
         if kind == "env":
             value = os.environ.get(name)
@@ -90,15 +91,19 @@ class Secret:
                     f"a secret refers to the environment variable {name}, which is not set here; "
                     "set it for the driver and for the executors (spark.executorEnv.*)"
                 )
-            return value
-        if kind == "file":
+        elif kind == "file":
             try:
-                return Path(name).read_text(encoding="utf-8").strip()
-            except OSError as error:
+                value = Path(name).read_text(encoding="utf-8").strip()
+            except (OSError, UnicodeDecodeError) as error:
+                why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
                 raise ConfigurationError(
-                    f"a secret refers to the file {name}, which cannot be read: {error.strerror}"
+                    f"a secret refers to the file {name}, which cannot be read: {why}"
                 ) from error
-        return self.reference
+        else:
+            return self.reference
+        if not value:
+            raise ConfigurationError(f"a secret refers to {self.reference}, which is empty")
+        return value
 
 
 NO_SECRET: Final = Secret("")

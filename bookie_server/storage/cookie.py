@@ -30,9 +30,10 @@ from spark_ledger.types import BookieId
 COOKIE_NAME: Final = "bookie.json"
 LOCK_NAME: Final = "lock"
 INDEX_NAME: Final = "index"
+JOURNAL_ROLE: Final = "journal"
 FORMAT_VERSION: Final = 1
 _COOKIE_BYTES_MAX: Final = 64 * KIB
-_NOT_OURS: Final = frozenset({LOCK_NAME, "lost+found"})
+_NOT_OURS: Final = frozenset({LOCK_NAME, "lost+found", COOKIE_NAME + TEMPORARY_SUFFIX})
 """Names that do not make a directory count as used."""
 
 
@@ -60,14 +61,19 @@ def format_directories(
 ) -> Cookie:
     """Make the directories of a new, empty bookie, and return its journal's cookie.
 
-    ``bookie_id`` is made at random unless it is given. Raises ConfigurationError if a directory
-    holds anything or is in use; OSError if the disk fails, and then no cookie is left.
+    ``bookie_id`` is made at random unless it is given. The journal's cookie is written last: where
+    it is, all are. Raises ConfigurationError if a directory holds anything, but for the cookie of a
+    format of this id that was killed, or is in use; OSError if the disk fails, and then no cookie
+    is left.
     """
     roles = _roles(journal_directory, ledger_directories)
-    for directory in roles:
+    for directory, role in roles.items():
         file_system.mkdir(directory)
-        content = [name for name in file_system.list(directory) if name not in _NOT_OURS]
-        if content:
+        content = _content(file_system, directory)
+        is_begun = content == [COOKIE_NAME] and role != JOURNAL_ROLE
+        if content and not (
+            is_begun and read_cookie(file_system, directory).bookie_id == bookie_id
+        ):
             raise ConfigurationError(
                 f"directory {directory} is not empty (it holds {content[0]}): "
                 "choose another, or empty it if nothing in it is needed"
@@ -75,7 +81,7 @@ def format_directories(
     locks = lock_directories(file_system, list(roles))
     try:
         chosen = bookie_id or BookieId(f"bookie-{secrets.token_hex(8)}")
-        for directory, role in roles.items():
+        for directory, role in reversed(roles.items()):
             cookie = Cookie(
                 FORMAT_VERSION,
                 cluster_id,
@@ -98,6 +104,20 @@ def format_directories(
         for lock in locks:
             lock.release()
     return read_cookie(file_system, journal_directory)
+
+
+def unfinished_id(file_system: FileSystem, ledger_directories: Sequence[Path]) -> str:
+    """The id of a format that was killed before its end, from a directory that holds its cookie
+    and nothing else; empty if there is none."""
+    for directory in ledger_directories:
+        with suppress(OSError, ConfigurationError, CorruptionError):
+            if _content(file_system, directory) == [COOKIE_NAME]:
+                return read_cookie(file_system, directory).bookie_id
+    return ""
+
+
+def _content(file_system: FileSystem, directory: Path) -> list[str]:
+    return [name for name in file_system.list(directory) if name not in _NOT_OURS]
 
 
 def read_cookie(file_system: FileSystem, directory: Path) -> Cookie:
@@ -193,7 +213,7 @@ def lock_directories(file_system: FileSystem, directories: Sequence[Path]) -> li
 
 
 def _roles(journal_directory: Path, ledger_directories: Sequence[Path]) -> dict[Path, str]:
-    roles = {journal_directory: "journal"}
+    roles = {journal_directory: JOURNAL_ROLE}
     for number, directory in enumerate(ledger_directories):
         roles[directory] = f"ledgers-{number}"
     if len(roles) != len(ledger_directories) + 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import errno
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -115,6 +116,8 @@ def sentence(error: LedgerError) -> str:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit: 0 only on success, 2 for wrong usage, 1 for all else."""
     settings = Settings()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a name that its encoding lacks is shown escaped
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status = root.main(arguments, prog_name="ledger", standalone_mode=False, obj=settings)
     except click.ClickException as error:
@@ -132,10 +135,15 @@ def main(arguments: list[str] | None = None) -> None:
         give_up_output()
         status = 1
     except OSError as error:
-        if error.errno not in DISK_FAULTS or error.filename is not None:
+        if error.filename is not None:  # of a file that a command reads or writes
+            if settings.debug:
+                traceback.print_exc()
+            click.echo(f"error: {error.filename}: {error.strerror}.", err=True)
+        elif error.errno in DISK_FAULTS:
+            click.echo(f"error: the output cannot be written: {error.strerror}.", err=True)
+            give_up_output()
+        else:
             raise
-        click.echo(f"error: the output cannot be written: {error.strerror}.", err=True)
-        give_up_output()
         status = 1
     sys.exit(status if isinstance(status, int) else 0)
 

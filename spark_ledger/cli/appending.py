@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from typing import TYPE_CHECKING, BinaryIO, Final
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 import click
 
 from spark_ledger.cli.arguments.json_rows import parse_row, to_batch
-from spark_ledger.cli.arguments.settings import Settings, common_options
+from spark_ledger.cli.arguments.settings import Settings, common_options, standard_input
 from spark_ledger.cli.show.output import print_json, progress
 from spark_ledger.limits import MIB
 
@@ -54,7 +53,7 @@ def append(
         raise click.UsageError("--sink-id and --transaction belong together")
     if sink_id is not None and commit_rows is not None:
         raise click.UsageError("a transaction is one commit: leave --commit-rows out")
-    lines = _lines(file or sys.stdin.buffer)
+    lines = _lines(file or standard_input())
     rows = commits = 0
     is_new = True
     with (

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 import click
 
 from spark_ledger.cli.arguments.amounts import LEDGER_ID
-from spark_ledger.cli.arguments.settings import Command, Settings, common_options, password_option
+from spark_ledger.cli.arguments.settings import (
+    Command,
+    Settings,
+    common_options,
+    password_option,
+    standard_input,
+)
 from spark_ledger.cli.show.output import (
     age_text,
     payload_fields,
@@ -219,10 +225,15 @@ def append(
     """
     if payload and file:
         raise click.UsageError("give PAYLOADs or --file, not both")
-    source = file or sys.stdin.buffer
-    payloads = (text.encode() for text in payload) if payload else pieces(source, entry_bytes)
-    # What comes through a pipe is appended as it comes: nothing waits for the line behind it.
-    at_once = _BATCH_ENTRIES if payload or source.seekable() else 1
+    payloads: Iterator[bytes]
+    if payload:  # any bytes, as the shell gave them
+        payloads = (text.encode(errors="surrogateescape") for text in payload)
+        at_once = _BATCH_ENTRIES
+    else:
+        source = file or standard_input()
+        payloads = pieces(source, entry_bytes)
+        # What comes through a pipe is appended as it comes: nothing waits for the line behind it.
+        at_once = _BATCH_ENTRIES if source.seekable() else 1
     with (
         settings.connect() as client,
         client.create_ledger(
@@ -398,6 +409,6 @@ def confirm(yes: bool, question: str) -> None:
     """Ask before destruction; a script must say --yes."""
     if yes:
         return
-    if not sys.stdin.isatty():
+    if sys.stdin is None or not sys.stdin.isatty():  # None if the shell has closed it
         raise click.UsageError("there is no terminal to ask at: add --yes if you are sure")
     click.confirm(question, abort=True, err=True)

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -15,6 +16,7 @@ import spark_ledger
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits import MIB
 from spark_ledger.limits.repair import LOST_BOOKIE_DELAY_S, OPEN_LEDGER_GRACE_S
+from spark_ledger.local.files import replace_file
 from spark_ledger.local.ports import HOST
 from spark_ledger.types import DEFAULT_RACK
 
@@ -85,8 +87,8 @@ def write_config(
     collection_interval_s: float = COLLECTION_INTERVAL_S,
 ) -> Path:
     """Write the config file; its path."""
-    config = directory / CONFIG_NAME
-    config.write_text(
+    return replace_file(
+        directory / CONFIG_NAME,
         f"metadata = {_quoted(metadata_uri)}\n"
         f"bookie_id = {_quoted(bookie_id)}\n"
         f"rack = {_quoted(rack)}\n"
@@ -113,28 +115,33 @@ def write_config(
         # On somebody's own machine a disk is often nearly full: only the reserve counts.
         "disk_high_water_mark = 1.0\n"
         "disk_low_water_mark = 1.0\n"
-        f"disk_reserve_bytes = {64 * MIB}\n"
+        f"disk_reserve_bytes = {64 * MIB}\n",
     )
-    return config
 
 
 def read_ports(directory: Path) -> Ports:
     """The ports of the last start, which are used again so that clients find the bookie."""
-    try:
-        text = (directory / CONFIG_NAME).read_text()
-    except FileNotFoundError:
-        return Ports()
-    config = tomllib.loads(text)
-    return Ports(config["listen"]["port"], config["admin"]["port"])
+    config = _last_config(directory)
+    return Ports(_port(config.get("listen")), _port(config.get("admin")))
+
+
+def _port(section: object) -> int:
+    """The port of a section, or 0 if it has none that may be one."""
+    port = section.get("port") if isinstance(section, dict) else None
+    return port if isinstance(port, int) and 0 < port < 1 << 16 else 0
 
 
 def read_rack(directory: Path) -> str:
     """The rack of the last start."""
+    return str(_last_config(directory).get("rack", DEFAULT_RACK))
+
+
+def _last_config(directory: Path) -> Mapping[str, object]:
+    """The file of the last start; empty if there is none, or a full disk has cut it."""
     try:
-        found = tomllib.loads((directory / CONFIG_NAME).read_text()).get("rack", DEFAULT_RACK)
-    except FileNotFoundError:
-        return DEFAULT_RACK
-    return str(found)
+        return tomllib.loads((directory / CONFIG_NAME).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError, RecursionError):
+        return {}
 
 
 def _quoted(text: str) -> str:

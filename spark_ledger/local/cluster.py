@@ -18,6 +18,7 @@ from spark_ledger.errors import BookieUnavailableError, ConfigurationError, Meta
 from spark_ledger.limits import MIB
 from spark_ledger.limits.repair import LOST_BOOKIE_DELAY_S, OPEN_LEDGER_GRACE_S
 from spark_ledger.local import bookie, zookeeper
+from spark_ledger.local.files import absolute
 from spark_ledger.local.ports import HOST, free_port, is_free
 from spark_ledger.local.processes import POLL_S, Processes, log_tail
 from spark_ledger.metadata.notices import notice_path
@@ -406,7 +407,7 @@ def _prepared(directory: str | Path | None) -> Path:
         return Path(tempfile.mkdtemp(prefix="spark-ledger-")).resolve()
     if not isinstance(directory, str | Path):
         raise ConfigurationError(f"directory is a path, not {directory!r}")
-    path = Path(directory).expanduser().resolve()
+    path = absolute(directory)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -18,10 +18,10 @@ import msgspec
 from spark_ledger.errors import ConfigurationError, CorruptionError, LedgerError
 from spark_ledger.limits.repair import LOST_BOOKIE_DELAY_S
 from spark_ledger.local.cluster import ZOOKEEPER, LocalCluster
+from spark_ledger.local.files import absolute
 from spark_ledger.local.ports import HOST
-from spark_ledger.local.supervisor import LOCK_NAME
+from spark_ledger.local.supervisor import LOCK_NAME, STATE_NAME
 
-STATE_NAME: Final = "cluster.json"
 DOWN_TIMEOUT_S: Final = 30.0
 """Bookies drain, one after the other in the worst case; then ZooKeeper ends."""
 
@@ -109,13 +109,16 @@ def up(
     except BaseException:
         state.unlink(missing_ok=True)
         cluster.stop()
+        # Interrupted behind the detaching, it hears no request, and nobody else knows its number.
+        _end(cluster.directory, cluster.processes.supervisor_pid)
         raise
     return status_now
 
 
 def status(directory: str | Path) -> ClusterStatus:
-    """What runs in the directory. Raises CorruptionError if the state file is damaged."""
-    path = Path(directory).expanduser().resolve()
+    """What runs in the directory. Raises CorruptionError if the state file is damaged,
+    ConfigurationError if another program holds it."""
+    path = absolute(directory)
     if not _is_locked(path):
         return ClusterStatus(directory=str(path), running=False)
     try:
@@ -140,21 +143,34 @@ def status(directory: str | Path) -> ClusterStatus:
 def down(directory: str | Path) -> bool:
     """Stop the cluster in the directory: bookies drain, then ZooKeeper ends. The data stay.
 
-    False if none was running. Raises LedgerError if it does not end in time.
+    False if none was running. Raises LedgerError if it does not end in time, ConfigurationError if
+    another program or user holds it.
     """
     found = status(directory)
     if not found.running:
         return False
+    return _end(Path(found.directory), found.supervisor_pid)
+
+
+def _end(directory: Path, supervisor_pid: int) -> bool:
+    """Have the supervisor end its cluster; False if it has ended. Raises as ``down``."""
+    if not _is_locked(directory):
+        return False
     try:
-        os.kill(found.supervisor_pid, signal.SIGTERM)
+        os.kill(supervisor_pid, signal.SIGTERM)
     except ProcessLookupError:
         return False  # it ended since the look above
+    except PermissionError as error:
+        raise ConfigurationError(
+            f"the cluster in {directory} is another user's (supervisor: process "
+            f"{supervisor_pid}): have that user end it"
+        ) from error
     deadline = time.monotonic() + DOWN_TIMEOUT_S
-    while _is_locked(Path(found.directory)):
+    while _is_locked(directory):
         if time.monotonic() > deadline:
             raise LedgerError(
-                f"the cluster in {found.directory} did not stop within {DOWN_TIMEOUT_S:g} s "
-                f"(supervisor: process {found.supervisor_pid})"
+                f"the cluster in {directory} did not stop within {DOWN_TIMEOUT_S:g} s "
+                f"(supervisor: process {supervisor_pid})"
             )
         time.sleep(_POLL_S)
     return True

@@ -39,6 +39,8 @@ from pathlib import Path
 from typing import Final, TypedDict
 
 LOCK_NAME: Final = "lock"
+STATE_NAME: Final = "cluster.json"
+"""What a detached cluster says of itself; it is believed only while the lock is held."""
 
 PARENT_CHECK_S: Final = 0.25
 """The parent is looked for this often: its end closes no pipe that a fork of it holds."""
@@ -345,6 +347,19 @@ def _terminated(_signal_number: int, _frame: object) -> None:
     raise _TerminatedError
 
 
+def take_lock(directory: Path) -> int | None:
+    """The descriptor that holds the directory, or None if another cluster does."""
+    lock = os.open(directory / LOCK_NAME, os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    # Of a cluster that a power cut ended: its process ids may be those of strangers by now.
+    (directory / STATE_NAME).unlink(missing_ok=True)
+    return lock
+
+
 def main() -> int:
     """Take the lock, say so, serve. Exit code 3: another cluster runs in the directory."""
     parser = argparse.ArgumentParser()
@@ -353,10 +368,7 @@ def main() -> int:
     parser.add_argument("--daemon", action="store_true", help="leave the parent at once")
     parser.add_argument("--parent", type=int, help="end when this is no longer the parent")
     options = parser.parse_args()
-    lock = os.open(options.directory / LOCK_NAME, os.O_CREAT | os.O_RDWR, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if take_lock(options.directory) is None:
         return DIRECTORY_IN_USE
     if options.daemon and os.fork() > 0:
         os._exit(0)  # the fork keeps the lock, and has no parent that could end it

@@ -12,6 +12,7 @@ from typing import Final
 
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits import GIB, MIB
+from spark_ledger.local.files import replace_file
 from spark_ledger.local.ports import HOST, is_free
 
 CLASSPATH_VARIABLE: Final = "SPARK_LEDGER_ZOOKEEPER_CLASSPATH"
@@ -110,8 +111,8 @@ def command(config: Path, *, durable: bool, heap_bytes: int) -> list[str]:
 def write_config(directory: Path, port: int) -> Path:
     """Write ``zoo.cfg`` for a server that keeps its data in ``directory``; the file's path."""
     (directory / "data").mkdir(parents=True, exist_ok=True)
-    config = directory / "zoo.cfg"
-    config.write_text(
+    return replace_file(
+        directory / "zoo.cfg",
         f"tickTime={TICK_MS}\n"
         f"maxSessionTimeout={SESSION_MS_MAX}\n"
         f"dataDir={_property(str(directory / 'data'))}\n"
@@ -121,9 +122,8 @@ def write_config(directory: Path, port: int) -> Path:
         "4lw.commands.whitelist=*\n"
         "maxClientCnxns=0\n"
         "autopurge.snapRetainCount=3\n"
-        "autopurge.purgeInterval=1\n"
+        "autopurge.purgeInterval=1\n",
     )
-    return config
 
 
 def _property(value: str) -> str:
@@ -147,7 +147,7 @@ def read_port(directory: Path) -> int:
         text = (directory / "zoo.cfg").read_text()
     except FileNotFoundError:
         return 0
-    found = re.search(r"^clientPort=(\d+)$", text, re.MULTILINE)
+    found = re.search(r"^clientPort=(\d{1,5})$", text, re.MULTILINE)
     return int(found[1]) if found and is_free(int(found[1])) else 0
 
 

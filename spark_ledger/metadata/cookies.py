@@ -40,6 +40,9 @@ class BookieCookie(msgspec.Struct, frozen=True, omit_defaults=True):
     places: tuple[DirectoryPlace, ...] = ()
     """The directories at that start: the journal's, then the ledgers'."""
 
+    is_forming: bool = False
+    """Its format has begun and not ended, so its directories never served (rule S10)."""
+
     accepts_newer: bool = False
     """The cluster was restored from a backup, and the bookie may know later starts than this."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import click
 
@@ -26,6 +27,10 @@ class Amount(click.ParamType[float]):
             self.fail(f"{value!r}: {error}", param, ctx)
 
 
+_ID_DIGITS_MAX: Final = 19
+"""Of a number with 64 bits and a sign."""
+
+
 class _LedgerIdType(click.ParamType[int]):
     """The number of a ledger."""
 
@@ -35,7 +40,7 @@ class _LedgerIdType(click.ParamType[int]):
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:
         """The number of a text, or wrong usage that says where ids are shown."""
-        if not (text := str(value)).isdecimal():
+        if not (text := str(value)).isdecimal() or len(text) > _ID_DIGITS_MAX:
             self.fail(f"{text!r} is no ledger id: see them with: ledger ledgers list", param, ctx)
         return int(text)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
+import struct
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -14,6 +15,9 @@ from spark_ledger.cli.show.variants import is_variant
 
 if TYPE_CHECKING:
     import pyarrow
+
+_FLOATS: Final = {16: "<e", 32: "<f", 64: "<d"}
+"""Formats of the struct module by bits of a number: with <, what is too large is an error."""
 
 
 def parse_row(line: bytes, schema: pyarrow.Schema) -> dict[str, object]:
@@ -100,7 +104,7 @@ def _scalar(value: object, type_: pyarrow.DataType) -> object:
         case bool():
             return value if types.is_boolean(type_) else None
         case int() | float() if types.is_floating(type_):
-            return float(value)
+            return _number(value, type_)
         case int() if types.is_integer(type_):
             return value
         case str() if types.is_string(type_):
@@ -118,6 +122,16 @@ def _scalar(value: object, type_: pyarrow.DataType) -> object:
         case str(text) | {"payload": str(text)} if types.is_binary(type_):
             return text.encode()
     return None
+
+
+def _number(value: float, type_: pyarrow.DataType) -> float:
+    """A number that is not infinite in its column, which rounds it. Arrow would make it so."""
+    number = float(value)
+    try:
+        struct.pack(_FLOATS[type_.bit_width], number)
+    except OverflowError:
+        raise ValueError(f"{_shown(value)} is beyond the range of {type_}") from None
+    return number
 
 
 def _time(text: str, *, has_zone: bool) -> datetime:

@@ -13,6 +13,10 @@ import msgspec
 from spark_ledger.amounts import parse_duration_s
 from spark_ledger.types import Dlsn
 
+_FIRST_MS: Final = datetime.min.replace(tzinfo=UTC).timestamp() * 1000
+_LAST_MS: Final = datetime.max.replace(tzinfo=UTC).timestamp() * 1000
+"""Beyond these a time cannot be shown."""
+
 _SHORT: Final = re.compile(r"(\d{1,18})(?::(\d{1,18}))?(?::(\d{1,18}))?")
 
 
@@ -42,7 +46,7 @@ def position_or_time(
     if found is not None:
         return found
     try:
-        return time.time() * 1000 - parse_duration_s(value) * 1000
+        return _checked(time.time() * 1000 - parse_duration_s(value) * 1000, value)
     except ValueError:
         pass
     try:
@@ -52,7 +56,14 @@ def position_or_time(
             f"{value!r}: use latest, a position such as 3 or 3:0:5, a time such as "
             "2026-01-31T12:00:00Z, or how long ago that was, such as 7d"
         ) from None
-    return (when if when.tzinfo is not None else when.replace(tzinfo=UTC)).timestamp() * 1000
+    when = when if when.tzinfo is not None else when.replace(tzinfo=UTC)
+    return _checked(when.timestamp() * 1000, value)
+
+
+def _checked(time_ms: float, value: str) -> float:
+    if not _FIRST_MS <= time_ms <= _LAST_MS:
+        raise click.BadParameter(f"{value!r}: use a time in the years 1 to 9999")
+    return time_ms
 
 
 def _position(value: str) -> str | Dlsn | None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, Final, TypeVar
 
 import click
 
@@ -106,18 +107,32 @@ def password_option(command: Command) -> Command:
     )(command)
 
 
+def standard_input() -> BinaryIO:
+    """The bytes of standard input. Wrong usage if the shell has closed it."""
+    if sys.stdin is None:
+        raise click.UsageError("standard input is closed: name a file with --file")
+    return sys.stdin.buffer
+
+
 def read_secret(text: str) -> bytes:
-    """The secret that ``env:NAME`` or ``file:PATH`` points to, else the text itself."""
+    """The secret that ``env:NAME`` or ``file:PATH`` points to, else the text itself.
+
+    Raises ConfigurationError if it is not there, or empty: a ledger would be made without any.
+    """
     kind, _, name = text.partition(":")
     if kind == "env":
         if name not in os.environ:
             raise ConfigurationError(f"--password env:{name}: this variable is not set")
-        return os.environ[name].encode()
-    if kind == "file":
+        secret = os.environ[name].encode(errors="surrogateescape")  # its bytes, as in a file
+    elif kind == "file":
         try:
-            return Path(name).read_bytes().rstrip(b"\r\n")
+            secret = Path(name).read_bytes().rstrip(b"\r\n")
         except OSError as error:
             raise ConfigurationError(
                 f"--password file:{name} cannot be read: {error.strerror}"
             ) from error
-    return text.encode()
+    else:
+        return text.encode(errors="surrogateescape")
+    if not secret:
+        raise ConfigurationError(f"--password {text} is empty: no password is there")
+    return secret

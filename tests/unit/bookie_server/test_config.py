@@ -87,6 +87,23 @@ def test_budget_that_cannot_hold_the_caches_is_refused(
     assert parse(enough, PATH).memory_bytes == int(needed)
 
 
+@pytest.mark.parametrize("name", ["~nobody-of-this-name/x", "a\\u0000b"])
+@pytest.mark.parametrize(
+    "key", ["rack_file", "rack_script", "storage.journal_directory", "storage.ledger_directories"]
+)
+def test_path_that_can_be_none_is_named_with_its_key(key: str, name: str) -> None:
+    given = {"journal_directory": '"j"', "ledger_directories": '["l"]'}
+    section, _, last = key.rpartition(".")
+    value = f'["l", "{name}"]' if last == "ledger_directories" else f'"{name}"'
+    if section:
+        given[last] = value
+    before = "" if section else f"{key} = {value}\n"
+    storage = "".join(f"{each} = {text}\n" for each, text in given.items())
+    text = f'metadata = "zk://h/x"\n{before}[storage]\n{storage}'
+    with pytest.raises(ConfigurationError, match=f"{key} is .* no path here"):
+        parse(text, PATH)
+
+
 def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"missing\.toml cannot be read"):
         load(tmp_path / "missing.toml")

@@ -7,10 +7,11 @@ import os
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from bookie_server import keeper_process
-from bookie_server.config import parse
+from bookie_server.config import AutorecoverySettings, KeeperSettings, parse
 from bookie_server.keeper_process import (
     HOST,
     KeeperProcess,
@@ -20,6 +21,7 @@ from bookie_server.keeper_process import (
 )
 from bookie_server.service.metrics import ServiceMetrics
 from spark_ledger.cli.keeper import run
+from spark_ledger.errors import ConfigurationError
 from spark_ledger.keeper.nodes import (
     AUDIT_PATH,
     ELECTED_PATH,
@@ -43,6 +45,12 @@ NOTES = (
     "import os, sys; file = open(sys.argv[1], 'a'); "
     "file.write(f'{os.getpid()} {os.environ[\"WORD\"]}\\n'); file.flush(); sys.stdin.read()"
 )
+CONFIG_OF_NONE = """
+metadata = "zk://localhost:2181/ledgers"
+[storage]
+journal_directory = "journal"
+ledger_directories = ["ledgers"]
+"""
 CONFIG = """
 metadata = "zk://user:secret@localhost:2181/ledgers"
 [keeper]
@@ -227,6 +235,53 @@ def test_every_setting_reaches_the_command() -> None:
     assert found["sink_records"] == 30 * 86_400.0
     never = command(parse(CONFIG.format(enabled="true"), PATH))
     assert run.make_context("run", never[never.index("run") + 1 :]).params["sink_records"] is None
+
+
+SECONDS = ("0.0", "0.1", "1e-7", "0.1234567", "1e9", "1e16", "inf")
+NUMBERS = ("1024", "1_000_000_000_000_000", f"{2**63 - 1}")
+
+
+@pytest.mark.parametrize("value", [*SECONDS, *NUMBERS])
+@pytest.mark.parametrize(
+    ("section", "key"),
+    [
+        (section, field.name)
+        for section, kind in (("keeper", KeeperSettings), ("autorecovery", AutorecoverySettings))
+        for field in msgspec.structs.fields(kind)
+    ],
+)
+def test_keeper_takes_each_value_that_its_bookie_takes(section: str, key: str, value: str) -> None:
+    """Else it ends at once, again and again, and nobody repairs."""
+    said = f"[{section}]\n{key} = {value}\n[storage]"
+    try:
+        config = parse(CONFIG_OF_NONE.replace("[storage]", said), PATH)
+    except ConfigurationError:
+        return  # the bookie says so, and does not start
+    argv = command(config)
+    found = run.make_context("run", argv[argv.index("run") + 1 :]).params
+    if key == "lost_bookie_delay_s":
+        assert found["lost_bookie_delay"] == pytest.approx(min(float(value), 10**9 - 1), abs=1e-5)
+    if key == "source_bytes_per_s":
+        assert found["repair_source_rate"] == min(int(value), 10**15 - 1)
+
+
+@pytest.mark.parametrize(("code", "level"), [(2, "ERROR"), (0, "INFO")])
+def test_keeper_that_refuses_its_settings_is_an_error(
+    caplog: pytest.LogCaptureFixture, code: int, level: str
+) -> None:
+    caplog.set_level("INFO")
+
+    async def main() -> None:
+        argv = [sys.executable, "-c", f"raise SystemExit({code})"]
+        beside = KeeperProcess(MemoryTree().open_session(), argv, {}, look_s=0.02)
+        async with asyncio.timeout(20):
+            while not any("ended with" in record.message for record in caplog.records):
+                await asyncio.sleep(0.01)
+        await beside.stop()
+
+    asyncio.run(main())
+    (first, *_) = [record for record in caplog.records if "ended with" in record.message]
+    assert first.levelname == level
 
 
 def test_bookie_shows_what_the_keeper_has_written_down(tmp_path: Path) -> None:

@@ -450,6 +450,27 @@ def test_secrets_are_never_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         Secret("file:/no/such/file").reveal()
 
 
+@pytest.mark.parametrize("content", [b"", b"\n", b" \r\n"])
+def test_secret_that_is_empty_is_no_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    """What was to be protected would not be, and nobody would be told."""
+    file = tmp_path / "secret"
+    file.write_bytes(content)
+    monkeypatch.setenv("LEDGER_SECRET", "")
+    for reference in ("env:LEDGER_SECRET", f"file:{file}"):
+        with pytest.raises(ConfigurationError, match=f"{reference}, which is empty"):
+            Secret(reference).reveal()
+    assert Secret("").reveal() == "", "none was given"
+
+
+def test_secret_in_a_file_that_is_no_text_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_bytes(b"\xff")
+    with pytest.raises(ConfigurationError, match="cannot be read: it is not UTF-8"):
+        Secret(f"file:{file}").reveal()
+
+
 def test_password_for_a_stream_is_refused() -> None:
     for ask in (read, write):
         with pytest.raises(ConfigurationError, match=r"ledger\.password is for raw ledgers"):

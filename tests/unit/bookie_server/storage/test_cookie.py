@@ -193,3 +193,19 @@ def test_the_names_of_new_directories_are_durable() -> None:
         made = operations.index(("mkdir", directory))
         assert ("sync_directory", directory.parent) in operations[made:], directory
         assert ("sync_directory", directory) in operations[made:]
+
+
+@pytest.mark.parametrize("besides", [[], ["start.json"], ["index"], ["entries-0.log"]])
+@pytest.mark.parametrize("bookie_id", ["b1", "b2"])
+def test_only_a_lone_cookie_of_the_same_id_is_what_a_killed_format_left(
+    tmp_path: Path, besides: list[str], bookie_id: str
+) -> None:
+    make(tmp_path, bookie_id=BookieId("b1"))
+    (tmp_path / "j" / COOKIE_NAME).unlink()
+    for name in besides:
+        (tmp_path / "l1" / name).touch()
+    if besides or bookie_id != "b1":
+        with pytest.raises(ConfigurationError, match="is not empty"):
+            make(tmp_path, bookie_id=BookieId(bookie_id))
+        return
+    assert make(tmp_path, bookie_id=BookieId(bookie_id)) == check(tmp_path)

@@ -32,6 +32,7 @@ COLUMNS: list[pa.Field[pa.DataType]] = [
     pa.field("tags", pa.list_(pa.string())),
     pa.field("where", pa.struct([pa.field("city", pa.string())])),
     pa.field("counts", pa.map_(pa.string(), pa.int64())),
+    pa.field("rough", pa.float32()),
 ]
 SCHEMA = pa.schema(COLUMNS)
 
@@ -67,6 +68,7 @@ FULL = {
     "tags": ["a", None],
     "where": {"city": "Berlin"},
     "counts": [["x", 1]],
+    "rough": 3.4028234663852886e38,  # the largest that is none of infinity
 }
 
 
@@ -109,6 +111,17 @@ def test_transaction_that_was_made_before_changes_nothing(stream: Stream, run: R
     assert run("streams", "append", "s", "--sink-id", "job").status == 2
 
 
+def test_numbers_of_a_rough_column_are_rounded_and_infinity_is_one_that_is_named(
+    stream: Stream, run: Run
+) -> None:
+    values: list[object] = [0.1, 16777217, "-Infinity", "NaN"]
+    rows: list[dict[str, object]] = [{"id": 1, "rough": value} for value in values]
+    assert run("streams", "append", "s", stdin=lines(*rows)).status == 0
+    printed = run("streams", "read", "s", "--json").out.splitlines()
+    found = [json.loads(line)["rough"] for line in printed]
+    assert found == [pytest.approx(0.1), 16777216, "-Infinity", "NaN"]
+
+
 def test_empty_input_makes_no_commit(stream: Stream, run: Run) -> None:
     assert run("streams", "append", "s", stdin=b"\n").out == "stream s: 0 rows in 0 commits\n"
     assert stream.head().next_commit == 0
@@ -129,6 +142,10 @@ def test_empty_input_makes_no_commit(stream: Stream, run: Run) -> None:
         ('{"id": 1.5}', "column 'id' is int64, which 1.5 is not"),
         ('{"id": true}', "column 'id' is int64, which true is not"),
         ('{"id": 1, "small": 5000000000}', "column 'small'"),
+        ('{"id": 1, "rough": 3.41e38}', "column 'rough': 3.41e38 is beyond the range of float"),
+        ('{"id": 1, "rough": -1e300}', "column 'rough': -1e300 is beyond the range of float"),
+        ('{"id": 1, "rough": 1' + "0" * 39 + "}", "is beyond the range of float"),
+        ('{"id": 1, "share": 1' + "0" * 400 + "}", "column 'share'"),
         ('{"id": 1, "price": "12.505"}', "column 'price'"),
         ('{"id": 1, "price": "x"}', "column 'price'"),
         ('{"id": 1, "day": "soon"}', "column 'day'"),

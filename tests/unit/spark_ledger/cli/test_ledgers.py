@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -90,6 +91,37 @@ def test_wrong_usage_exits_2_and_names_the_argument(
     assert words in outcome.err
     assert outcome.out == ""
     assert not client.ledgers
+
+
+@pytest.mark.parametrize("command", ["create", "append"])
+@pytest.mark.parametrize("content", ["", "\n", "\r\n"])
+def test_password_that_is_empty_makes_no_ledger_without_protection(
+    client: FakeClient,
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    content: str,
+) -> None:
+    """A file whose writing failed, a variable of a deployment that was left out."""
+    (tmp_path / "secret").write_text(content)
+    monkeypatch.setenv("SECRET", "")
+    for source in ("env:SECRET", f"file:{tmp_path}/secret"):
+        payload = ["x"] * (command == "append")
+        outcome = run("ledgers", command, *payload, "--password", source)
+        assert outcome.status == 2
+        assert f"--password {source} is empty" in outcome.err
+    assert not client.ledgers
+
+
+def test_password_may_be_any_bytes(
+    client: FakeClient, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "secret").write_bytes(b"\xff\xfe\n")
+    monkeypatch.setenv("SECRET", os.fsdecode(b"\xff\xfe"))
+    for source in ("env:SECRET", f"file:{tmp_path}/secret", os.fsdecode(b"\xff\xfe")):
+        assert run("ledgers", "create", "--password", source).status == 0
+    assert [ledger.password for ledger in client.ledgers.values()] == [b"\xff\xfe"] * 3
 
 
 def test_read_prints_payloads(client: FakeClient, run: Run) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 
 from bookie_server.config import load
-from spark_ledger.local import bookie
+from spark_ledger.local import bookie, zookeeper
 
 
 def test_rack_of_the_last_start_stays(tmp_path: Path) -> None:
@@ -58,3 +59,42 @@ def test_bookies_of_an_earlier_cluster_are_counted_up_to_the_highest(
     for name in names:
         (tmp_path / name).mkdir()
     assert bookie.count_existing(tmp_path) == count
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", 'metadata = "zk', "[listen]", "listen = 3\n", '[listen]\nport = "x"\n', "\udcff"),
+        *("[listen]\nport = 70000\n", "[listen]\nport = -1\n"),
+        "[" * 5000,
+    ],
+)
+def test_config_that_a_full_disk_has_cut_is_as_good_as_none(tmp_path: Path, text: str) -> None:
+    """Else no start would ever write it again."""
+    (tmp_path / bookie.CONFIG_NAME).write_bytes(text.encode(errors="surrogateescape"))
+    assert bookie.read_ports(tmp_path) == bookie.Ports(0, 0)
+    assert bookie.read_rack(tmp_path) == "/default-rack"
+
+
+def test_config_that_cannot_be_written_leaves_that_of_the_last_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ports = bookie.Ports(11, 22)
+    bookie.write_config(tmp_path, "bookie-1", "zk://h:1/x", ports, keeper=False, rack="/r")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    write_text = Path.write_text
+
+    def half(path: Path, text: str, **options: str) -> int:
+        write_text(path, text[: len(text) // 2], **options)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", half)
+        with pytest.raises(OSError, match="No space"):
+            bookie.write_config(tmp_path, "b", "zk://h:1/x", ports, keeper=False)
+        with pytest.raises(OSError, match="No space"):
+            zookeeper.write_config(tmp_path, 2)
+    after = {name: (tmp_path / name).read_bytes() for name in before}
+    assert after == before and not (tmp_path / "zoo.cfg").exists()
+    again = bookie.write_config(tmp_path, "b", "zk://h:1/x", ports, keeper=False)
+    assert load(again).bookie_id == "b", "what is left of the half file harms nothing"

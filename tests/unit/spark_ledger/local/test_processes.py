@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,8 +16,9 @@ import pytest
 
 from spark_ledger.errors import ConfigurationError, CorruptionError, LedgerError
 from spark_ledger.local import detached
-from spark_ledger.local.detached import STATE_NAME, ClusterStatus, ProcessStatus
+from spark_ledger.local.detached import ClusterStatus, ProcessStatus
 from spark_ledger.local.processes import Processes
+from spark_ledger.local.supervisor import STATE_NAME, take_lock
 
 PATIENCE_S = 30.0
 TRAP = """
@@ -198,3 +201,81 @@ def test_state_file_that_is_missing_or_damaged_is_told_from_a_cluster_that_is_do
     (made.directory / STATE_NAME).write_text("{")
     with pytest.raises(CorruptionError, match="is damaged"):
         detached.status(made.directory)
+
+
+@pytest.fixture
+def stranger(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has the id which a supervisor had before a power cut."""
+    process = subprocess.Popen(["sleep", "60"])
+    status = ClusterStatus(directory=str(tmp_path), running=True, supervisor_pid=process.pid)
+    (tmp_path / STATE_NAME).write_bytes(msgspec.json.encode(status))
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize("holder", [take_lock, lambda path: Processes(path, remove=False)])
+def test_process_with_the_id_of_a_supervisor_before_a_power_cut_is_left_alone(
+    tmp_path: Path,
+    stranger: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    holder: Callable[[Path], int | Processes],
+) -> None:
+    monkeypatch.setattr(detached, "DOWN_TIMEOUT_S", 0.5)
+    held = holder(tmp_path)
+    try:
+        with pytest.raises(ConfigurationError, match="another program holds it"):
+            detached.down(tmp_path)
+        assert stranger.poll() is None
+    finally:
+        if isinstance(held, Processes):
+            held.stop(graceful=False)
+        else:
+            os.close(held)
+
+
+def test_state_file_of_a_cluster_that_runs_stays_when_another_one_is_refused(made: Made) -> None:
+    path = state_file(made, zookeeper=os.getpid())
+    assert take_lock(made.directory) is None and path.exists()
+
+
+def test_cluster_of_another_user_is_not_ended_and_the_user_told(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_pid: int, _signal_number: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    state_file(made, zookeeper=os.getpid())
+    with monkeypatch.context() as patched, pytest.raises(ConfigurationError, match="another user"):
+        patched.setattr(os, "kill", refuse)
+        detached.down(made.directory)
+
+
+class Cluster:
+    """What ``up`` starts, without servers; it is interrupted once it is detached."""
+
+    uri, zookeeper_port, bookie_ids = "zk://127.0.0.1:1/ledgers", 1, ()
+
+    def __init__(self, made: Made) -> None:
+        self.directory, self.processes = made.directory, made.processes
+        self.stop = lambda: made.processes.stop(graceful=True)
+
+    def detach(self, state: Path) -> None:
+        pipes = self.processes._process
+        assert pipes.stdin is not None and pipes.stdout is not None
+        pipes.stdin.write(json.dumps({"op": "detach", "state": str(state)}).encode() + b"\n")
+        pipes.stdin.flush()
+        assert select.select([pipes.stdout], [], [], PATIENCE_S)[0], "it has answered"
+        raise KeyboardInterrupt
+
+
+def test_up_that_is_interrupted_at_its_end_leaves_no_cluster_behind(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No command could end it: nothing says any more which process holds it."""
+    pid = made.begin("zookeeper")
+    monkeypatch.setattr(detached, "LocalCluster", lambda *_, **__: Cluster(made))
+    with pytest.raises(KeyboardInterrupt):
+        detached.up(made.directory)
+    assert not detached.status(made.directory).running and not lives(pid)
+    assert lines(made.directory / "ended") == ["zookeeper"]
