@@ -430,6 +430,7 @@ class LedgerWriter:
         if not self._outcome.done():
             self._end_here(Abandon(in_flight=error, error=error))
         await self._stop()
+
     def _abandoned(self) -> Abandon:
         why = f"ledger {self.ledger_id}: the connection was closed before its writer; "
         return Abandon(
