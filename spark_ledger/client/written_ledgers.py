@@ -48,9 +48,12 @@ class WrittenLedgers:
         self._looked_in = 0  # the connection
         self._watch: Watch | None = None
         self._task: asyncio.Task[None] | None = None
+        self._is_closed = False
 
     def began(self, connection: int) -> None:
         """There is one more writer. Its ledger was made in this connection, or behind it."""
+        if self._is_closed:
+            return  # whoever closes the connection ends this writer, too
         if self._watch is None:
             self._watch = self._store.watch(CLUSTER_PATH, self._on_change)
             self._looked_in = connection
@@ -59,6 +62,7 @@ class WrittenLedgers:
 
     async def close(self) -> None:
         """Look no more."""
+        self._is_closed = True
         if self._watch is not None:
             self._watch.cancel()
         if self._task is not None:

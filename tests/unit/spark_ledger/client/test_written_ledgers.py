@@ -16,8 +16,8 @@ from spark_ledger.errors import (
     NotFoundError,
 )
 from spark_ledger.metadata.codec import encode_ledger
-from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
 from spark_ledger.metadata.ledgers import LedgerStore, ledger_path
+from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
 from spark_ledger.types import INCARNATION_BYTES, Versioned
 from tests.unit.spark_ledger.client.world import World, run_virtually
 
