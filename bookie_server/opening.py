@@ -18,7 +18,13 @@ from pathlib import Path
 from bookie_server.bookie import Bookie
 from bookie_server.first_contact import LedgerKeys, NoLedgers
 from bookie_server.storage.config import StorageConfig
-from bookie_server.storage.cookie import INDEX_NAME, check_cookies, lock_directories
+from bookie_server.storage.cookie import (
+    INDEX_NAME,
+    check_cookies,
+    index_owner,
+    lock_directories,
+    read_cookie,
+)
 from bookie_server.storage.disks import DiskWatch, ask_disk
 from bookie_server.storage.fs.posix_fs import PosixFileSystem
 from bookie_server.storage.fs.vfs import FileSystem, is_no_space
@@ -111,8 +117,8 @@ def _open(
         cluster_id=config.cluster_id,
     )
     stores = [
-        _store(files, directory, make_index, config, undo, open_logs_max)
-        for directory in config.ledger_directories
+        _store(files, number, make_index, config, undo, open_logs_max)
+        for number in range(len(config.ledger_directories))
     ]
     marks = replay(
         files,
@@ -213,14 +219,23 @@ def _flush_first(storage: LedgerStorage) -> None:
 
 def _store(
     files: FileSystem,
-    directory: Path,
+    number: int,
     make_index: OpenIndex,
     config: StorageConfig,
     undo: ExitStack,
     open_logs_max: int,
 ) -> DirectoryStore:
+    directory, count = config.ledger_directories[number], len(config.ledger_directories)
     index = make_index(directory / INDEX_NAME)
     undo.callback(index.close)
+    index.claim(index_owner(read_cookie(files, directory)))
+    for held in index.held_ledgers(-1, 1):  # of an older program, it does not say whose it is
+        if held.ledger_id % count != number:
+            raise ConfigurationError(
+                f"index {directory / INDEX_NAME} has ledger {held.ledger_id}, which lives in "
+                f"directory {config.ledger_directories[held.ledger_id % count]}: check what is "
+                "mounted there, and where links lead"
+            )
     return DirectoryStore(
         files,
         directory,

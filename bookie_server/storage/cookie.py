@@ -166,6 +166,12 @@ def check_cookies(
     return journal_cookie
 
 
+def index_owner(cookie: Cookie) -> str:
+    """What the index in the ledger directory with this cookie says of itself: it may be on another
+    disk, and be exchanged with that of another directory."""
+    return f"{cookie.role} of bookie {cookie.bookie_id} in cluster {cookie.cluster_id}"
+
+
 def lock_directories(file_system: FileSystem, directories: Sequence[Path]) -> list[Lock]:
     """Lock all directories for this process.
 

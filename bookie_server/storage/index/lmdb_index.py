@@ -23,6 +23,7 @@ from bookie_server.storage.index.base import (
     IndexRow,
     IndexUpdate,
     LogUse,
+    refuse_another,
 )
 from bookie_server.storage.index.lmdb_errors import translated
 from bookie_server.storage.index.lmdb_logs import read_highest_log, read_log_uses
@@ -32,6 +33,7 @@ from bookie_server.storage.index.lmdb_tables import (
     LEDGER_KEY,
     LEDGERS_KEY,
     MARK_KEY,
+    OWNER_KEY,
     ROW,
     ROWS_KEY,
     RUN_LOG_MARK_KEY,
@@ -39,6 +41,7 @@ from bookie_server.storage.index.lmdb_tables import (
     opened,
     read_highest_deleted,
     read_ledger_record,
+    read_note,
     read_proof,
     read_row,
     row_at_or_below,
@@ -319,6 +322,13 @@ class LmdbIndex:
         if stored is None:
             return None
         return unpack_mark(opened(key, stored, MARK_BYTES, "the mark", self._path))
+
+    def claim(self, owner: str) -> None:
+        with translated(self._path), self._env.begin() as transaction:
+            found = read_note(transaction, self._meta, OWNER_KEY, self._path)
+        refuse_another(self._path, None if found is None else found.decode(), owner)
+        if found is None:
+            self._tables.notes[OWNER_KEY] = owner.encode()
 
     def begin(self) -> IndexUpdate:
         with translated(self._path):

@@ -13,6 +13,9 @@ meta      "mark"                            the checkpoint mark, see ``mark``, c
           "ledgers"                         count (8) and sum (8) of the checksums of all ledgers,
                                             checksum (4)
           "rows"                            the same of all rows
+          "owner"                           bookie, directory and cluster that the index is of
+                                            (UTF-8), since the first commit of a program that
+                                            knows this, checksum (4)
           "deleted"                         highest id of a ledger that was deleted (8), once one
                                             was, checksum (4)
           "logs"                            count (8) and sum (8) of the checksums of all logs, the
@@ -64,6 +67,7 @@ LEDGERS_KEY: Final = b"ledgers"
 ROWS_KEY: Final = b"rows"
 LOGS_KEY: Final = b"logs"
 DELETED_KEY: Final = b"deleted"
+OWNER_KEY: Final = b"owner"
 SPARSE: Final = 1
 FENCED: Final = 1
 HAS_KEY: Final = 2
@@ -87,6 +91,8 @@ class LmdbTables:
     thread asks, before and after its own transaction (see ``LmdbIndex.ledger_record``)."""
     with_rows: LedgerIdSet = field(default_factory=LedgerIdSet)
     """Flush thread: ledgers with rows. A run may be stored without its ledger's record."""
+    notes: dict[bytes, bytes] = field(default_factory=dict)
+    """Values of ``meta`` that the index lacks, and that each commit puts; never taken out."""
     logs_are_known: bool = True
     """Any thread sets it false where the table of logs does not add up: the next commit counts."""
 
@@ -123,6 +129,14 @@ def read_proof(transaction: Any, table: Any, key: bytes, path: Path) -> Proof:
     if stored is None:
         return Proof()
     return Proof._make(PROOF.unpack(opened(key, stored, PROOF.size, "a proof", path)))
+
+
+def read_note(transaction: Any, table: Any, key: bytes, path: Path) -> bytes | None:
+    """What a note of ``LmdbTables.notes`` says; None if the index lacks it."""
+    stored = transaction.get(key, db=table)
+    if stored is None:
+        return None
+    return opened(key, stored, len(stored) - CHECKSUM.size, "a note", path)
 
 
 def read_highest_deleted(transaction: Any, table: Any, path: Path) -> int:
