@@ -128,12 +128,15 @@ def _check_ledgers(
 ) -> Checked:
     path, role = directory / INDEX_NAME, cookie.role
     try:
-        lacking = Lacking(files, directory)
         index = LmdbIndex(path, map_bytes=_INDEX_MAP_BYTES, read_only=True)
     except CorruptionError as error:
         return Checked(role, 0, 0, 0, [Finding("index", str(error))])
     with closing(index):
         index.claim(index_owner(cookie))  # what another one has is not damaged here
+        try:
+            lacking = Lacking(files, directory, index)
+        except CorruptionError as error:
+            return Checked(role, 0, 0, 0, [Finding("lacking", str(error))])
         checked = _verify(files, directory, role, index, told)
         _, _, findings = _read_log(files, directory, index.run_log_mark(), told)
     checked.findings.extend(findings)
@@ -144,6 +147,7 @@ def _check_ledgers(
             def read(ledger_id: LedgerId, row: IndexRow) -> EntryRun:
                 return _read(reader, ledger_id, row)
 
+            lacking = Lacking(files, directory, index)
             scrub = DirectoryScrub(files, directory, index, reader, read, lacking)
             scrub.begin_anew()
             scrub.run(Lock(), told)

@@ -212,6 +212,12 @@ class Index(Protocol):
         """Have each commit from now on say whose index this is (rule S10). Raises
         ConfigurationError if the index says already that it is another's."""
 
+    def has_lacks(self) -> bool:
+        """Whether the last commit has noted that the list of what is lacking has something."""
+
+    def note_lacks(self, has_lacks: bool) -> None:
+        """Have each commit from now on note whether that list has something (rule S22)."""
+
     def begin(self) -> IndexUpdate:
         """Start an update."""
 

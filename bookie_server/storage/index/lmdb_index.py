@@ -30,6 +30,7 @@ from bookie_server.storage.index.lmdb_logs import read_highest_log, read_log_use
 from bookie_server.storage.index.lmdb_pages import check_pages
 from bookie_server.storage.index.lmdb_tables import (
     KEY,
+    LACKS_KEY,
     LEDGER_KEY,
     LEDGERS_KEY,
     MARK_KEY,
@@ -324,11 +325,20 @@ class LmdbIndex:
         return unpack_mark(opened(key, stored, MARK_BYTES, "the mark", self._path))
 
     def claim(self, owner: str) -> None:
-        with translated(self._path), self._env.begin() as transaction:
-            found = read_note(transaction, self._meta, OWNER_KEY, self._path)
+        found = self._note(OWNER_KEY)
         refuse_another(self._path, None if found is None else found.decode(), owner)
         if found is None:
             self._tables.notes[OWNER_KEY] = owner.encode()
+
+    def has_lacks(self) -> bool:
+        return self._note(LACKS_KEY) == b"\1"
+
+    def note_lacks(self, has_lacks: bool) -> None:
+        self._tables.notes[LACKS_KEY] = b"\1" if has_lacks else b"\0"
+
+    def _note(self, key: bytes) -> bytes | None:
+        with translated(self._path), self._env.begin() as transaction:
+            return read_note(transaction, self._meta, key, self._path)
 
     def begin(self) -> IndexUpdate:
         with translated(self._path):

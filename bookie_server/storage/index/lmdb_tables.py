@@ -16,6 +16,8 @@ meta      "mark"                            the checkpoint mark, see ``mark``, c
           "owner"                           bookie, directory and cluster that the index is of
                                             (UTF-8), since the first commit of a program that
                                             knows this, checksum (4)
+          "lacks"                           1 if the list of what is lacking has something (1), once
+                                            it had, checksum (4)
           "deleted"                         highest id of a ledger that was deleted (8), once one
                                             was, checksum (4)
           "logs"                            count (8) and sum (8) of the checksums of all logs, the
@@ -68,6 +70,7 @@ ROWS_KEY: Final = b"rows"
 LOGS_KEY: Final = b"logs"
 DELETED_KEY: Final = b"deleted"
 OWNER_KEY: Final = b"owner"
+LACKS_KEY: Final = b"lacks"
 SPARSE: Final = 1
 FENCED: Final = 1
 HAS_KEY: Final = 2
@@ -92,7 +95,7 @@ class LmdbTables:
     with_rows: LedgerIdSet = field(default_factory=LedgerIdSet)
     """Flush thread: ledgers with rows. A run may be stored without its ledger's record."""
     notes: dict[bytes, bytes] = field(default_factory=dict)
-    """Values of ``meta`` that the index lacks, and that each commit puts; never taken out."""
+    """Values of ``meta`` that each commit puts. Any thread sets them; none is taken out."""
     logs_are_known: bool = True
     """Any thread sets it false where the table of logs does not add up: the next commit counts."""
 

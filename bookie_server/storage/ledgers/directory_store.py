@@ -85,7 +85,7 @@ class DirectoryStore:
         self.directory = directory
         self.index = index
         self.cache = WriteCache()
-        self.lacking = Lacking(file_system, directory)
+        self.lacking = Lacking(file_system, directory, index)
         self._file_system = file_system
         self._reader = EntryLogReader(
             file_system,
