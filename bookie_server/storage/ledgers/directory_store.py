@@ -124,6 +124,7 @@ class DirectoryStore:
             self.logs,
             lambda: self.run_log_mark,
             self.lacking.logs,
+            self.lacking.take_repaired,
         )
         # Whoever scrubs.
         self.scrub = DirectoryScrub(

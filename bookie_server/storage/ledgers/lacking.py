@@ -7,6 +7,7 @@ commit that takes the row out notes in the index that there is a list: one that 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from threading import RLock
@@ -114,6 +115,8 @@ class Lacking:
         self._path = directory / LACKING_NAME
         self.refetched = 0
         """How many left the list since the process began; whoever takes them off."""
+        self._repaired: deque[int] = deque()
+        """Logs of what has left it and that ``take_repaired`` was not asked about yet."""
         self.lock = RLock()
         """Held by whoever changes the list, and its file with it; by whoever takes damaged rows
         out of the index, from the note of them until they are gone; and by whoever takes stretches
@@ -134,6 +137,11 @@ class Lacking:
     def logs(self) -> set[int]:
         """The logs that have blocks of which copies are awaited."""
         return {lack.log_id for lacks in self._by_ledger.values() for lack in lacks}
+
+    def take_repaired(self) -> set[int]:
+        """The logs some of whose stretches have left the list since this was asked last; whoever
+        compacts."""
+        return {self._repaired.popleft() for _ in range(len(self._repaired))}
 
     @property
     def count(self) -> int:
@@ -157,6 +165,7 @@ class Lacking:
         if gone:
             self._change(lambda now: [lack for lack in now if lack not in gone])
             self.refetched += len(gone)
+            self._repaired.extend({lack.log_id for lack in gone})
         return len(gone)
 
     def _change(self, change: Callable[[list[Lack]], list[Lack]]) -> None:
