@@ -167,7 +167,11 @@ def row_at_or_below(cursor: Any, ledger_id: int, entry_id: int, path: Path) -> I
     elif not cursor.last():
         return None
     found = cursor.key()
-    assert found <= key, "the search ends at or below the key"
+    if found > key:
+        raise CorruptionError(
+            f"index {path} is damaged: searching entry {entry_id} of ledger {ledger_id} leads to a "
+            "row behind it"
+        )
     if not found.startswith(key[:8]):
         return None
     return read_row(found, cursor.value(), path)
