@@ -73,8 +73,8 @@ def local_cookie(config: BookieConfig) -> Cookie:
 async def format_new(config: BookieConfig, store: MetadataStore) -> Cookie:
     """Make a new bookie: its name in the cluster, then its directories.
 
-    When that fails nothing is left behind. Raises ConfigurationError if the name is taken or a
-    directory is not empty, otherwise what the metadata store or the disk raises.
+    When that fails nothing is left behind. Raises ConfigurationError if the name is taken, or a
+    directory is not empty or cannot be made; otherwise what the metadata store raises.
     """
     bookie_id = check_bookie_id(config.bookie_id or f"bookie-{secrets.token_hex(8)}")
     cluster_id = await ensure_cluster(store)
@@ -106,8 +106,10 @@ async def format_new(config: BookieConfig, store: MetadataStore) -> Cookie:
             cluster_id=cluster_id,
             bookie_id=bookie_id,
         )
-    except (LedgerError, OSError):
+    except (LedgerError, OSError) as error:
         await registry.delete_cookie(bookie_id)
+        if isinstance(error, OSError):  # a restart meets it again
+            raise ConfigurationError(f"the directories cannot be made: {error}") from error
         raise
 
 
