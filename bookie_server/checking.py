@@ -20,7 +20,7 @@ from bookie_server.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_REFUSED
 from bookie_server.storage.cookie import (
     INDEX_NAME,
     Cookie,
-    index_owner,
+    claim_index,
     lock_directories,
     read_cookie,
 )
@@ -132,7 +132,7 @@ def _check_ledgers(
     except CorruptionError as error:
         return Checked(role, 0, 0, 0, [Finding("index", str(error))])
     with closing(index):
-        index.claim(index_owner(cookie))  # what another one has is not damaged here
+        claim_index(index, cookie)  # what another one has is not damaged here
         try:
             lacking = Lacking(files, directory, index)
         except CorruptionError as error:

@@ -21,7 +21,7 @@ from bookie_server.storage.config import StorageConfig
 from bookie_server.storage.cookie import (
     INDEX_NAME,
     check_cookies,
-    index_owner,
+    claim_index,
     lock_directories,
     read_cookie,
 )
@@ -117,8 +117,8 @@ def _open(
         cluster_id=config.cluster_id,
     )
     stores = [
-        _store(files, number, make_index, config, undo, open_logs_max)
-        for number in range(len(config.ledger_directories))
+        _store(files, directory, make_index, config, undo, open_logs_max)
+        for directory in config.ledger_directories
     ]
     marks = replay(
         files,
@@ -219,23 +219,15 @@ def _flush_first(storage: LedgerStorage) -> None:
 
 def _store(
     files: FileSystem,
-    number: int,
+    directory: Path,
     make_index: OpenIndex,
     config: StorageConfig,
     undo: ExitStack,
     open_logs_max: int,
 ) -> DirectoryStore:
-    directory, count = config.ledger_directories[number], len(config.ledger_directories)
     index = make_index(directory / INDEX_NAME)
     undo.callback(index.close)
-    index.claim(index_owner(read_cookie(files, directory)))
-    for held in index.held_ledgers(-1, 1):  # of an older program, it does not say whose it is
-        if held.ledger_id % count != number:
-            raise ConfigurationError(
-                f"index {directory / INDEX_NAME} has ledger {held.ledger_id}, which lives in "
-                f"directory {config.ledger_directories[held.ledger_id % count]}: check what is "
-                "mounted there, and where links lead"
-            )
+    claim_index(index, read_cookie(files, directory))
     return DirectoryStore(
         files,
         directory,
