@@ -327,16 +327,14 @@ class LedgerStorage:
         for ledger_id in ledger_ids:
             by_store.setdefault(self.number_of(ledger_id), []).append(ledger_id)
         with self._delete_lock:
-            if named:
-                try:
-                    self.flush()
-                except (OSError, CorruptionError) as error:
-                    errors.append(error)
-            for number, left in by_store.items():
+            unflushed = self._why_not_flushed() if named else None
+            for number, asked in by_store.items():
                 store = self._stores[number]
                 try:
                     with self._flush_lock:
-                        left = store.forget(left, named=named)
+                        left = store.forget(asked, named=named)
+                    if unflushed is not None and len(left) < len(asked):
+                        errors.append(unflushed)
                     dead = DeadBlocks()
                     while left:
                         with self._flush_lock:
@@ -414,6 +412,14 @@ class LedgerStorage:
         for store in self._stores:  # memory before the index (rule S7)
             highest = max(highest, *store.dirty_ledgers(), store.index.highest_ledger())
         return max(1, highest + 1)
+
+    def _why_not_flushed(self) -> OSError | CorruptionError | None:
+        """Flush; why that failed, None if it did not."""
+        try:
+            self.flush()
+        except (OSError, CorruptionError) as error:
+            return error
+        return None
 
     def _run(self) -> None:
         try:

@@ -70,6 +70,25 @@ def test_fence_outlives_a_deletion_for_which_a_full_disk_has_no_room() -> None:
     assert not machine.held(L)
 
 
+def test_copy_of_which_the_index_has_all_goes_though_a_full_disk_takes_no_flush() -> None:
+    """It makes room. Were the flush of others told as its failure, each pass would end there."""
+    is_full = False
+
+    def plan(operation: Operation) -> Fault | None:
+        is_log = operation.kind == "create" and "entries-" in operation.path.name
+        return Fault(errno.ENOSPC) if is_full and is_log else None
+
+    machine = with_a_stored_ledger(FaultFileSystem(formatted(), plan))
+    is_full = True
+    other = LedgerId(L + 2)
+    assert machine.add(other, [0], key=KEY) is BookieStatus.OK
+    assert give_back(machine, L) > 0
+    assert not machine.held(L)
+    with pytest.raises(OSError, match="No space"):
+        give_back(machine, other)
+    assert machine.held(other) == expected(other, [0])
+
+
 def test_fence_outlives_a_kill_in_the_middle_of_the_deletion_and_behind_a_flush(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
