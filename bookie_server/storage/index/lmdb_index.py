@@ -42,7 +42,6 @@ from bookie_server.storage.index.lmdb_tables import (
     opened,
     read_highest_deleted,
     read_ledger_record,
-    read_note,
     read_proof,
     read_row,
     row_at_or_below,
@@ -337,8 +336,8 @@ class LmdbIndex:
         self._tables.notes[LACKS_KEY] = b"\1" if has_lacks else b"\0"
 
     def _note(self, key: bytes) -> bytes | None:
-        with translated(self._path), self._env.begin() as transaction:
-            return read_note(transaction, self._meta, key, self._path)
+        with translated(self._path):
+            return self._tables.stored_note(key)
 
     def begin(self) -> IndexUpdate:
         with translated(self._path):

@@ -99,6 +99,14 @@ class LmdbTables:
     logs_are_known: bool = True
     """Any thread sets it false where the table of logs does not add up: the next commit counts."""
 
+    def stored_note(self, key: bytes) -> bytes | None:
+        """What the last commit has noted; None if it was nothing. Raises LMDB's errors."""
+        with self.env.begin(db=self.meta) as transaction:
+            stored = transaction.get(key)
+        if stored is None:
+            return None
+        return opened(key, stored, len(stored) - CHECKSUM.size, "a note", self.path)
+
 
 def opened(key: bytes, stored: bytes, size: int, what: str, path: Path) -> bytes:
     """The value of a stored form. Raises CorruptionError if size or checksum is wrong."""
@@ -132,14 +140,6 @@ def read_proof(transaction: Any, table: Any, key: bytes, path: Path) -> Proof:
     if stored is None:
         return Proof()
     return Proof._make(PROOF.unpack(opened(key, stored, PROOF.size, "a proof", path)))
-
-
-def read_note(transaction: Any, table: Any, key: bytes, path: Path) -> bytes | None:
-    """What a note of ``LmdbTables.notes`` says; None if the index lacks it."""
-    stored = transaction.get(key, db=table)
-    if stored is None:
-        return None
-    return opened(key, stored, len(stored) - CHECKSUM.size, "a note", path)
 
 
 def read_highest_deleted(transaction: Any, table: Any, path: Path) -> int:
