@@ -284,9 +284,9 @@ class Bookie:
         """See ``LedgerStorage.held_ledgers``; any thread."""
         return self._storage.held_ledgers(after, limit)
 
-    def delete_ledgers(self, ledger_ids: Iterable[LedgerId]) -> int:
+    def delete_ledgers(self, ledger_ids: Iterable[LedgerId], *, named: bool = False) -> int:
         """See ``LedgerStorage.delete_ledgers``; any thread but the service's."""
-        return self._storage.delete_ledgers(ledger_ids)
+        return self._storage.delete_ledgers(ledger_ids, named=named)
 
     @property
     def objects_held(self) -> int:

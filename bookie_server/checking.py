@@ -17,7 +17,13 @@ from threading import Lock
 from typing import Final, NamedTuple
 
 from bookie_server.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_REFUSED
-from bookie_server.storage.cookie import INDEX_NAME, lock_directories, read_cookie
+from bookie_server.storage.cookie import (
+    INDEX_NAME,
+    Cookie,
+    claim_index,
+    lock_directories,
+    read_cookie,
+)
 from bookie_server.storage.fs.posix_fs import PosixFileSystem
 from bookie_server.storage.fs.vfs import File
 from bookie_server.storage.index.base import BlockLocation, Index, IndexRow
@@ -77,12 +83,12 @@ def check(directory: Path, *, repair: bool, told: Told) -> Checked:
     Raises ConfigurationError if it is no such directory, or in use; OSError if it cannot be read.
     """
     files = PosixFileSystem()
-    role = read_cookie(files, directory).role
+    cookie = read_cookie(files, directory)
     locks = lock_directories(files, [directory])
     try:
-        if role == _JOURNAL:
+        if cookie.role == _JOURNAL:
             return _check_journal(files, directory, told)
-        return _check_ledgers(files, directory, role, repair, told)
+        return _check_ledgers(files, directory, cookie, repair, told)
     finally:
         for lock in locks:
             lock.release()
@@ -118,15 +124,19 @@ def _read_log(
 
 
 def _check_ledgers(
-    files: PosixFileSystem, directory: Path, role: str, repair: bool, told: Told
+    files: PosixFileSystem, directory: Path, cookie: Cookie, repair: bool, told: Told
 ) -> Checked:
-    path = directory / INDEX_NAME
+    path, role = directory / INDEX_NAME, cookie.role
     try:
-        lacking = Lacking(files, directory)
         index = LmdbIndex(path, map_bytes=_INDEX_MAP_BYTES, read_only=True)
     except CorruptionError as error:
         return Checked(role, 0, 0, 0, [Finding("index", str(error))])
     with closing(index):
+        claim_index(index, cookie)  # what another one has is not damaged here
+        try:
+            lacking = Lacking(files, directory, index)
+        except CorruptionError as error:
+            return Checked(role, 0, 0, 0, [Finding("lacking", str(error))])
         checked = _verify(files, directory, role, index, told)
         _, _, findings = _read_log(files, directory, index.run_log_mark(), told)
     checked.findings.extend(findings)
@@ -137,6 +147,7 @@ def _check_ledgers(
             def read(ledger_id: LedgerId, row: IndexRow) -> EntryRun:
                 return _read(reader, ledger_id, row)
 
+            lacking = Lacking(files, directory, index)
             scrub = DirectoryScrub(files, directory, index, reader, read, lacking)
             scrub.begin_anew()
             scrub.run(Lock(), told)

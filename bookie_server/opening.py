@@ -18,7 +18,13 @@ from pathlib import Path
 from bookie_server.bookie import Bookie
 from bookie_server.first_contact import LedgerKeys, NoLedgers
 from bookie_server.storage.config import StorageConfig
-from bookie_server.storage.cookie import INDEX_NAME, check_cookies, lock_directories
+from bookie_server.storage.cookie import (
+    INDEX_NAME,
+    check_cookies,
+    claim_index,
+    lock_directories,
+    read_cookie,
+)
 from bookie_server.storage.disks import DiskWatch, ask_disk
 from bookie_server.storage.fs.posix_fs import PosixFileSystem
 from bookie_server.storage.fs.vfs import FileSystem, is_no_space
@@ -221,6 +227,7 @@ def _store(
 ) -> DirectoryStore:
     index = make_index(directory / INDEX_NAME)
     undo.callback(index.close)
+    claim_index(index, read_cookie(files, directory))
     return DirectoryStore(
         files,
         directory,

@@ -82,8 +82,8 @@ async def format_new(config: BookieConfig, store: MetadataStore) -> Cookie:
     """Make a new bookie: its name in the cluster, then its directories.
 
     When that fails nothing is left behind, and what is left by a format that was killed is taken
-    for its beginning. Raises ConfigurationError if the name is taken or a directory is not empty,
-    otherwise what the metadata store or the disk raises.
+    for its beginning. Raises ConfigurationError if the name is taken, or a directory is not empty
+    or cannot be made; otherwise what the metadata store raises.
     """
     files, ledger_directories = PosixFileSystem(), config.ledger_directories
     begun_id = config.bookie_id or unfinished_id(files, ledger_directories)
@@ -110,10 +110,12 @@ async def format_new(config: BookieConfig, store: MetadataStore) -> Cookie:
             cluster_id=cookie.cluster_id,
             bookie_id=bookie_id,
         )
-    except (LedgerError, OSError):
+    except (LedgerError, OSError) as error:
         if is_new:  # else it is that of a format whose directories may be complete
             with contextlib.suppress(LedgerError):  # what is left the next format takes over
                 await store.delete(cookie_path(bookie_id), version)
+        if isinstance(error, OSError):  # a restart meets it again
+            raise ConfigurationError(f"the directories cannot be made: {error}") from error
         raise
     with contextlib.suppress(LedgerError):  # the first start does it then
         await _end_forming(cookie, version, store)

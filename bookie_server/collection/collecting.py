@@ -59,8 +59,9 @@ class Holder(Protocol):
     def held_ledgers(self, after: int, limit: int) -> Sequence[Held]:
         """Ledgers above ``after``, ascending."""
 
-    def delete_ledgers(self, ledger_ids: Iterable[LedgerId]) -> int:
-        """Forget these ledgers, durably (rule G7); the bytes that they had."""
+    def delete_ledgers(self, ledger_ids: Iterable[LedgerId], *, named: bool = False) -> int:
+        """Forget these ledgers, durably (rule G7); the bytes that they had. ``named``: they are
+        named elsewhere, and one of which anything is in memory only stays (rule G9)."""
 
     @property
     def giving_back(self) -> GivingBack:
@@ -271,7 +272,9 @@ class Pass:
             outdated = await asyncio.gather(*(self._outdate(each) for each in batch))
             self._refuse_another_connection()
             going = [each for each, done in zip(ledger_ids, outdated, strict=True) if done]
-            freed = await on_disk(self._run_on_disk, lambda: self._holder.delete_ledgers(going))
+            freed = await on_disk(
+                self._run_on_disk, lambda: self._holder.delete_ledgers(going, named=True)
+            )
         except Exception:
             self._holder.giving_back.end(ledger_ids)
             raise

@@ -23,6 +23,7 @@ from bookie_server.storage.fs.vfs import (
     read_file,
     write_file_durably,
 )
+from bookie_server.storage.index.base import Index
 from spark_ledger.errors import ConfigurationError, CorruptionError
 from spark_ledger.limits import KIB
 from spark_ledger.types import BookieId
@@ -184,6 +185,24 @@ def check_cookies(
                     "check the configured directories and what is mounted there"
                 )
     return journal_cookie
+
+
+def claim_index(index: Index, cookie: Cookie) -> None:
+    """Have the index in the ledger directory with this cookie say whose it is: it may be on another
+    disk, and be exchanged with that of another directory.
+
+    Raises ConfigurationError if it is another's. One that an older program made does not say so: it
+    is asked for its first ledger. Otherwise what the index raises.
+    """
+    index.claim(f"{cookie.role} of bookie {cookie.bookie_id} in cluster {cookie.cluster_id}")
+    for held in index.held_ledgers(-1, 1):
+        home = f"ledgers-{held.ledger_id % len(cookie.ledger_directories)}"
+        if home != cookie.role:
+            raise ConfigurationError(
+                f"the index in directory {cookie.role} of bookie {cookie.bookie_id} is that of "
+                f"{home}, where ledger {held.ledger_id} lives: check what is mounted there, and "
+                "where links lead"
+            )
 
 
 def lock_directories(file_system: FileSystem, directories: Sequence[Path]) -> list[Lock]:

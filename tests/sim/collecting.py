@@ -186,7 +186,7 @@ class _Run:
         """See ``Holder``."""
         return self._bookie.held_ledgers(after, limit)
 
-    def delete_ledgers(self, ledger_ids: Iterable[LedgerId]) -> int:
+    def delete_ledgers(self, ledger_ids: Iterable[LedgerId], *, named: bool = False) -> int:
         """See ``Holder``. Checks that each may go, and takes back what was promised of it."""
         ids = list(ledger_ids)
         held = {each.ledger_id: each for each in self._bookie.held_ledgers(-1, 1000)}
@@ -199,7 +199,7 @@ class _Run:
         self._world.counts["ledgers collected"] += len(ids)
         self._world.say(f"{self._node.name} collects {', '.join(map(str, ids))}")
         try:
-            return self._bookie.delete_ledgers(ids)
+            return self._bookie.delete_ledgers(ids, named=named)
         except OSError:  # what it says that it holds then is so, and repair counts on it (rule R5)
             for each in ids:
                 promises.left[each] = before[each] & self._stored(each)

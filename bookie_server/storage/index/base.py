@@ -9,11 +9,13 @@ CorruptionError if what is stored is damaged. "None" is an answer that was prove
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from bookie_server.core.ledger_record import LedgerRecord
 from bookie_server.storage.journal.mark import Mark
 from bookie_server.storage.records import RECORD_HEADER_BYTES
+from spark_ledger.errors import ConfigurationError
 from spark_ledger.types import EntryId, LedgerId
 
 _RUN_LOG: Final = 1 << 31
@@ -46,6 +48,15 @@ def run_log_location(file_number: int, offset: int, length: int) -> BlockLocatio
     """Where a block of the run log is."""
     assert 0 < offset < 1 << 32, f"run at offset {offset}: the index has 32 bits for it"
     return BlockLocation(run_log_id(file_number), offset, length)
+
+
+def refuse_another(path: Path, found: str | None, owner: str) -> None:
+    """Raise ConfigurationError if an index that says whose it is says somebody else."""
+    if found not in (None, owner):
+        raise ConfigurationError(
+            f"index {path} is that of {found}, and not of {owner}: check what is mounted there, "
+            "and where links lead"
+        )
 
 
 class NotCommittedError(OSError):
@@ -196,6 +207,16 @@ class Index(Protocol):
 
     def run_log_mark(self) -> Mark | None:
         """Up to where the index has the run log; None before there was one."""
+
+    def claim(self, owner: str) -> None:
+        """Have each commit from now on say whose index this is (rule S10). Raises
+        ConfigurationError if the index says already that it is another's."""
+
+    def has_lacks(self) -> bool:
+        """Whether the last commit has noted that the list of what is lacking has something."""
+
+    def note_lacks(self, has_lacks: bool) -> None:
+        """Have each commit from now on note whether that list has something (rule S22)."""
 
     def begin(self) -> IndexUpdate:
         """Start an update."""

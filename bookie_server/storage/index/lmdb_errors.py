@@ -7,10 +7,12 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Final
 
 import lmdb
 
+from bookie_server.storage.fs.vfs import is_no_space
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import MIB
 
@@ -24,14 +26,27 @@ def found_no_space(error: lmdb.Error, path: Path) -> bool:
     the old pages are in use.
 
     A disk that has room for a part of the pages takes that part, and LMDB has one error for this
-    and for a disk that fails. What is free afterwards tells the two apart.
+    and for a disk that fails. What is free afterwards tells the two apart; and where that is a
+    quota, which not every file system shows as such, what the disk takes.
     """
     if isinstance(error, lmdb.DiskError | lmdb.MapFullError):
+        return True
+    if os.strerror(errno.EDQUOT) in str(error):  # LMDB has no class for it
         return True
     if os.strerror(errno.EIO) not in str(error):
         return False
     space = os.statvfs(path)
-    return space.f_bavail * space.f_frsize < _FILLED_UP_BYTES
+    return space.f_bavail * space.f_frsize < _FILLED_UP_BYTES or _refuses_bytes(path)
+
+
+def _refuses_bytes(path: Path) -> bool:
+    """Whether the disk has no room, or the quota on it, for as much as a write of LMDB takes."""
+    try:
+        with TemporaryFile(dir=path) as file:  # without a name: a kill leaves nothing behind
+            os.posix_fallocate(file.fileno(), 0, _FILLED_UP_BYTES)
+    except OSError as error:
+        return is_no_space(error)
+    return False
 
 
 @contextmanager

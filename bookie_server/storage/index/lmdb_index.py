@@ -23,15 +23,18 @@ from bookie_server.storage.index.base import (
     IndexRow,
     IndexUpdate,
     LogUse,
+    refuse_another,
 )
 from bookie_server.storage.index.lmdb_errors import translated
 from bookie_server.storage.index.lmdb_logs import read_highest_log, read_log_uses
 from bookie_server.storage.index.lmdb_pages import check_pages
 from bookie_server.storage.index.lmdb_tables import (
     KEY,
+    LACKS_KEY,
     LEDGER_KEY,
     LEDGERS_KEY,
     MARK_KEY,
+    OWNER_KEY,
     ROW,
     ROWS_KEY,
     RUN_LOG_MARK_KEY,
@@ -319,6 +322,22 @@ class LmdbIndex:
         if stored is None:
             return None
         return unpack_mark(opened(key, stored, MARK_BYTES, "the mark", self._path))
+
+    def claim(self, owner: str) -> None:
+        found = self._note(OWNER_KEY)
+        refuse_another(self._path, None if found is None else found.decode(), owner)
+        if found is None:
+            self._tables.notes[OWNER_KEY] = owner.encode()
+
+    def has_lacks(self) -> bool:
+        return self._note(LACKS_KEY) == b"\1"
+
+    def note_lacks(self, has_lacks: bool) -> None:
+        self._tables.notes[LACKS_KEY] = b"\1" if has_lacks else b"\0"
+
+    def _note(self, key: bytes) -> bytes | None:
+        with translated(self._path):
+            return self._tables.stored_note(key)
 
     def begin(self) -> IndexUpdate:
         with translated(self._path):

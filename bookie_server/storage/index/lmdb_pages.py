@@ -4,8 +4,8 @@ LMDB reads its file through memory and trusts what it finds. A file that was cut
 of zeros an assertion in C, and a wrong list of free pages has it write over pages in use. None of
 it is an error that a program could catch. So everything that the newest root can reach is read
 here once, by calls that return errors: each page is inside the file, is of its kind and number,
-its nodes lie inside it, no page is in two places, and no free page is in use. What the values say
-is checked by their checksums (rule S9).
+its nodes lie inside it, no page is in two places, no free page is in use, and a search for what a
+leaf has leads to that leaf. What the values say is checked by their checksums (rule S9).
 
 The file, all numbers little endian (LMDB 0.9):
 
@@ -17,8 +17,9 @@ The file, all numbers little endian (LMDB 0.9):
     page        number (8), unused (2), flags (2), end of the pointers (2), begin of the nodes (2),
                 a pointer (2) to each node. Of an overflow page the last two are how many pages.
     node        size of the data (4), flags (2), size of the key (2), key, data. In a branch the
-                first three are the page below. Data that is too long for the page is the number of
-                an overflow page, the data of a named table is its tree.
+                first three are the page below, whose keys are at or above the node's key, and below
+                that of the next node; the first node's key says nothing. Data that is too long for
+                the page is the number of an overflow page, the data of a named table is its tree.
     free pages  how many (8), and the numbers (8 each), as data of the first tree
 """
 
@@ -31,6 +32,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from bookie_server.storage.index.row_proofs import CHECKSUM, sealed
 from bookie_server.storage.journal.files import REPLACE_BOOKIE
 from spark_ledger.errors import CorruptionError
 
@@ -98,6 +100,22 @@ def check_pages(directory: Path) -> None:
         raise OSError(error.errno, f"index {directory}: {path}: {error.strerror}") from error
 
 
+def _key(page: bytes, node: int, tree: _Tree) -> bytes:
+    """The key of a node, as bytes in whose order LMDB searches the tree."""
+    key_bytes = _NODE.unpack_from(page, node)[2]
+    key = page[node + _NODE.size : node + _NODE.size + key_bytes]
+    return key[::-1] if tree.flags == _FREE_TREE else key
+
+
+def _is_whole(page: bytes, node: int) -> bool:
+    """Whether key and value of a node have the checksum that the value ends with. If not, it is the
+    node that is damaged, and no page; the scrub takes it out (rule S24)."""
+    size, _flags, key_bytes = _NODE.unpack_from(page, node)
+    start = node + _NODE.size + key_bytes
+    key, stored = page[start - key_bytes : start], page[start : start + size]
+    return len(stored) >= CHECKSUM.size and stored == sealed(key, stored[: -CHECKSUM.size])
+
+
 class _Walk:
     """One pass over all pages that the newest root can reach."""
 
@@ -151,15 +169,18 @@ class _Walk:
             for pointer in pointers:
                 yield page, pointer
 
-    def _leaf_pages(self, tree: _Tree) -> Iterator[tuple[bytes, array[int]]]:
-        """The leaves of a tree with the pointers to their nodes; every page of it is checked."""
+    def _leaf_pages(
+        self, tree: _Tree, *, sealed: bool = False
+    ) -> Iterator[tuple[bytes, array[int]]]:
+        """The leaves of a tree with the pointers to their nodes; every page of it is checked.
+        ``sealed``: its values have checksums."""
         if tree.root == _NONE:
             return
         if not 1 <= tree.depth <= _DEPTH_MAX or tree.flags not in (0, _FREE_TREE):
             raise _Damaged(f"a tree of depth {tree.depth} and flags {tree.flags}")
-        below = [(tree.root, tree.depth)]
+        below: list[tuple[int, int, bytes, bytes | None]] = [(tree.root, tree.depth, b"", None)]
         while below:
-            number, level = below.pop()
+            number, level, low, high = below.pop()
             page = self._page(number)
             stored_number, flags, lower, upper = _PAGE.unpack_from(page)
             expected = _BRANCH if level > 1 else _LEAF
@@ -174,13 +195,25 @@ class _Walk:
                 # LMDB's own assertion; it lets the tree of free pages be thinner.
                 if len(pointers) < 2 and tree.flags != _FREE_TREE:
                     raise _Damaged(f"page {number} leads to one page only")
-                for pointer in pointers:
-                    low, high, key_bytes = _NODE.unpack_from(page, pointer)
+                begins = [low, *(_key(page, pointer, tree) for pointer in pointers[1:])]
+                ends = [*begins[1:], high]
+                for pointer, begin, end in zip(pointers, begins, ends, strict=True):
+                    first, rest, key_bytes = _NODE.unpack_from(page, pointer)
                     if pointer + _NODE.size + key_bytes > len(page):
                         raise _Damaged(f"a node of page {number} is outside the page")
-                    below.append((low | high << 32, level - 1))
+                    below.append((first | rest << 32, level - 1, begin, end))
                 continue
             self._check_nodes(page, number, pointers)
+            for pointer in pointers:
+                if _key(page, pointer, tree) >= low:
+                    break
+                if not sealed or _is_whole(page, pointer):
+                    raise _Damaged(f"a search would not lead to page {number}")
+            for pointer in reversed(pointers):
+                if high is None or _key(page, pointer, tree) < high:
+                    break
+                if not sealed or _is_whole(page, pointer):
+                    raise _Damaged(f"a search would not lead to page {number}")
             yield page, pointers
 
     def _check_nodes(self, page: bytes, number: int, pointers: array[int]) -> None:
@@ -199,7 +232,7 @@ class _Walk:
         stored = self._data(page, node)
         if not flags & _TABLE or len(stored) != _TREE.size:
             raise _Damaged("something that is no table is in the list of tables")
-        for leaf, pointers in self._leaf_pages(_Tree._make(_TREE.unpack(stored))):
+        for leaf, pointers in self._leaf_pages(_Tree._make(_TREE.unpack(stored)), sealed=True):
             # Values of this index are short: a long one would be damage, and is followed nowhere.
             if any(leaf[pointer + 4] or leaf[pointer + 5] for pointer in pointers):
                 raise _Damaged("a table has a value that is no value of it")

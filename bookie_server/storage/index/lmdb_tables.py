@@ -13,6 +13,11 @@ meta      "mark"                            the checkpoint mark, see ``mark``, c
           "ledgers"                         count (8) and sum (8) of the checksums of all ledgers,
                                             checksum (4)
           "rows"                            the same of all rows
+          "owner"                           bookie, directory and cluster that the index is of
+                                            (UTF-8), since the first commit of a program that
+                                            knows this, checksum (4)
+          "lacks"                           1 if the list of what is lacking has something (1), once
+                                            it had, checksum (4)
           "deleted"                         highest id of a ledger that was deleted (8), once one
                                             was, checksum (4)
           "logs"                            count (8) and sum (8) of the checksums of all logs, the
@@ -64,6 +69,8 @@ LEDGERS_KEY: Final = b"ledgers"
 ROWS_KEY: Final = b"rows"
 LOGS_KEY: Final = b"logs"
 DELETED_KEY: Final = b"deleted"
+OWNER_KEY: Final = b"owner"
+LACKS_KEY: Final = b"lacks"
 SPARSE: Final = 1
 FENCED: Final = 1
 HAS_KEY: Final = 2
@@ -87,8 +94,18 @@ class LmdbTables:
     thread asks, before and after its own transaction (see ``LmdbIndex.ledger_record``)."""
     with_rows: LedgerIdSet = field(default_factory=LedgerIdSet)
     """Flush thread: ledgers with rows. A run may be stored without its ledger's record."""
+    notes: dict[bytes, bytes] = field(default_factory=dict)
+    """Values of ``meta`` that each commit puts. Any thread sets them; none is taken out."""
     logs_are_known: bool = True
     """Any thread sets it false where the table of logs does not add up: the next commit counts."""
+
+    def stored_note(self, key: bytes) -> bytes | None:
+        """What the last commit has noted; None if it was nothing. Raises LMDB's errors."""
+        with self.env.begin(db=self.meta) as transaction:
+            stored = transaction.get(key)
+        if stored is None:
+            return None
+        return opened(key, stored, len(stored) - CHECKSUM.size, "a note", self.path)
 
 
 def opened(key: bytes, stored: bytes, size: int, what: str, path: Path) -> bytes:
@@ -150,7 +167,11 @@ def row_at_or_below(cursor: Any, ledger_id: int, entry_id: int, path: Path) -> I
     elif not cursor.last():
         return None
     found = cursor.key()
-    assert found <= key, "the search ends at or below the key"
+    if found > key:
+        raise CorruptionError(
+            f"index {path} is damaged: searching entry {entry_id} of ledger {ledger_id} leads to a "
+            "row behind it"
+        )
     if not found.startswith(key[:8]):
         return None
     return read_row(found, cursor.value(), path)

@@ -262,6 +262,8 @@ class LmdbUpdate:
             for name, total in ((LEDGERS_KEY, self._ledgers_proof), (ROWS_KEY, self._rows_proof)):
                 stored = sealed(name, PROOF.pack(*total))
                 self._transaction.put(name, stored, db=self._meta)
+            for name, value in list(self._tables.notes.items()):
+                self._transaction.put(name, sealed(name, value), db=self._meta)
             self._log_uses.store(self._rows_proof)
 
     def abort(self) -> None:

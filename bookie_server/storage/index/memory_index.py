@@ -24,6 +24,7 @@ from bookie_server.storage.index.base import (
     IndexUpdate,
     LogUse,
     RowsInRange,
+    refuse_another,
 )
 from bookie_server.storage.journal.mark import Mark
 from spark_ledger.errors import CorruptionError
@@ -41,6 +42,8 @@ class _Content:
         self.run_log_mark: Mark | None = None
         self.highest_log = 0
         self.highest_deleted = -1
+        self.owner: str | None = None
+        self.has_lacks = False
 
     def copy(self) -> _Content:
         content = _Content()
@@ -50,6 +53,8 @@ class _Content:
         content.run_log_mark = self.run_log_mark
         content.highest_log = self.highest_log
         content.highest_deleted = self.highest_deleted
+        content.owner = self.owner
+        content.has_lacks = self.has_lacks
         return content
 
     def row_at(self, ledger_id: LedgerId, entry_id: EntryId) -> IndexRow | None:
@@ -71,7 +76,8 @@ class _Content:
         marks = [self.mark, self.run_log_mark]
         content = {"rows": rows, "states": ledger_records, "marks": marks}
         highest = {"highest_log": self.highest_log, "highest_deleted": self.highest_deleted}
-        body = msgspec.json.encode(content | highest)
+        notes = {"owner": self.owner, "has_lacks": self.has_lacks}
+        body = msgspec.json.encode(content | highest | notes)
         return int(crc32c_value(body)).to_bytes(4, "big") + body
 
     @classmethod
@@ -90,6 +96,8 @@ class _Content:
         content.mark, content.run_log_mark = marks
         content.highest_log = stored["highest_log"]
         content.highest_deleted = stored["highest_deleted"]
+        content.owner = stored["owner"]
+        content.has_lacks = stored["has_lacks"]
         return content
 
 
@@ -106,6 +114,8 @@ class MemoryIndex:
         self.file_system = file_system
         self.file_path = path / "index.json"
         self.content = _Content()
+        self.claimed_by: str | None = None
+        self.noted_lacks: bool | None = None
         self.is_changing = False
         if file_system.exists(self.file_path):
             data = read_file(file_system, self.file_path, size_max=GIB)
@@ -167,6 +177,16 @@ class MemoryIndex:
 
     def run_log_mark(self) -> Mark | None:
         return self.content.run_log_mark
+
+    def claim(self, owner: str) -> None:
+        refuse_another(self.file_path.parent, self.content.owner, owner)
+        self.claimed_by = owner
+
+    def has_lacks(self) -> bool:
+        return self.content.has_lacks
+
+    def note_lacks(self, has_lacks: bool) -> None:
+        self.noted_lacks = has_lacks
 
     def begin(self) -> IndexUpdate:
         assert not self.is_changing, "an update that was neither committed nor aborted hangs LMDB"
@@ -248,6 +268,9 @@ class _MemoryUpdate:
         self._content.run_log_mark = mark
 
     def commit(self) -> None:
+        self._content.owner = self._index.claimed_by or self._content.owner
+        if self._index.noted_lacks is not None:
+            self._content.has_lacks = self._index.noted_lacks
         write_file_durably(self._index.file_system, self._index.file_path, self._content.encode())
         self._index.content = self._content
         self._index.is_changing = False

@@ -72,8 +72,10 @@ class DirectorySpace:
         logs: EntryLogs,
         run_log_mark: Callable[[], Mark | None],
         awaited: Callable[[], set[int]] = set,
+        repaired: Callable[[], set[int]] = set,
     ) -> None:
-        """``awaited``: logs with damaged blocks of which no good copy has come yet: they stay."""
+        """``awaited``: logs with damaged blocks of which no good copy has come yet: they stay.
+        ``repaired``: those of which one came since it was called last."""
         # Any thread: never changed.
         self.directory = directory
         self._file_system = file_system
@@ -82,6 +84,7 @@ class DirectorySpace:
         self._logs = logs
         self._run_log_mark = run_log_mark
         self._awaited = awaited
+        self._repaired = repaired
         # Any thread: it has a lock of its own.
         self.dead = DeadBlocks()
         """What has died and was not looked at yet."""
@@ -91,7 +94,8 @@ class DirectorySpace:
         self._has_holes = True
         """Whether the file system gives ranges of files back, as far as is known."""
         self.damaged: set[int] = set()
-        """Logs that cannot be copied, since this process began: each is told once, and stays."""
+        """Logs that cannot be copied, as this process has seen: each is told once, and stays while
+        rows name it and no copy has come."""
         self._unmeasured: set[int] = set()
         """Logs whose size could not be told at the last look: each is told once."""
         self._copies: dict[int, int] = {}
@@ -124,6 +128,8 @@ class DirectorySpace:
                 in_use.add(self._writer.log_id)
             found = [each for each in self._entry_logs() if each not in in_use]
             found += map(run_log_id, self._covered_run_log_files())
+            repaired = self._repaired()  # behind a damaged index any log may have been one of them
+            self.damaged &= set() if NO_LOG in repaired else uses.keys() - repaired
             self._tell_missing(uses, in_use)
         awaited = self._awaited()  # after the index: rows go behind the note of what is lacking
         if NO_LOG in awaited:

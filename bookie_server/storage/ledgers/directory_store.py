@@ -11,7 +11,7 @@ import heapq
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -85,7 +85,7 @@ class DirectoryStore:
         self.directory = directory
         self.index = index
         self.cache = WriteCache()
-        self.lacking = Lacking(file_system, directory)
+        self.lacking = Lacking(file_system, directory, index)
         self._file_system = file_system
         self._reader = EntryLogReader(
             file_system,
@@ -124,6 +124,7 @@ class DirectoryStore:
             self.logs,
             lambda: self.run_log_mark,
             self.lacking.logs,
+            self.lacking.take_repaired,
         )
         # Whoever scrubs.
         self.scrub = DirectoryScrub(
@@ -335,11 +336,14 @@ class DirectoryStore:
 
     # -- deletion ------------------------------------------------------------------------------
 
-    def forget(self, ledger_ids: frozenset[LedgerId]) -> None:
+    def forget(self, ledger_ids: Iterable[LedgerId], *, named: bool = False) -> list[LedgerId]:
         """Take ledgers out of memory, and let nothing of them in before ``forgotten`` (rule S17);
-        whoever holds the flush lock. The index has them until they are deleted there."""
+        which. ``named``: those of which the index lacks a record stay (rule G9). Whoever holds the
+        flush lock. The index has them until they are deleted there."""
         with self._lock:
-            self._leaving = ledger_ids
+            unstored = (self._dirty_ledgers, self._frozen_ledger_records) if named else ()
+            leaving = [each for each in ledger_ids if all(each not in of for of in unstored)]
+            self._leaving = ledger_ids = frozenset(leaving)
             for ledger_id in ledger_ids:
                 record = self._ledger_records.pop(ledger_id, None)
                 self._dirty_ledgers.pop(ledger_id, None)
@@ -348,6 +352,7 @@ class DirectoryStore:
                     self._new_ledgers -= 1
                     self._frozen_new_ledgers -= frozen is not None
         self.cache.forget(ledger_ids)
+        return leaving
 
     def delete_some(self, ledger_ids: Sequence[LedgerId], dead: DeadBlocks) -> tuple[int, LogUse]:
         """Take the first of these ledgers out of the index, in one transaction of bounded size; how

@@ -1,15 +1,17 @@
 """What one ledger directory has lost to damage, and may not deny (rule S22).
 
 A file, replaced as a whole: a line with the CRC32C of the rest, then JSON. It is durable before a
-row of the index goes, and an entry leaves it only once the bookie holds what it should again.
+row of the index goes, and an entry leaves it only once the bookie holds what it should again. The
+commit that takes the row out notes in the index that there is a list: one that is lost is missed.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from threading import RLock
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 from google_crc32c import value as crc32c_value
@@ -92,21 +94,37 @@ class LackingLedgers:
         return self._directories[ledger_id % len(self._directories)]
 
 
+class LacksNote(Protocol):
+    """What is used of the index; see ``Index``."""
+
+    def has_lacks(self) -> bool: ...
+    def note_lacks(self, has_lacks: bool) -> None: ...
+
+
 class Lacking:
     """The list of one directory; *any thread*."""
 
-    def __init__(self, file_system: FileSystem, directory: Path) -> None:
-        """Raises CorruptionError if the list is damaged, OSError if the disk fails."""
+    def __init__(self, file_system: FileSystem, directory: Path, index: LacksNote) -> None:
+        """``index``: that of the directory.
+
+        Raises CorruptionError if the list is damaged, or if the index knows of one and it is not
+        there; OSError if the disk fails.
+        """
+        self._index = index
         self._file_system = file_system
         self._path = directory / LACKING_NAME
         self.refetched = 0
         """How many left the list since the process began; whoever takes them off."""
+        self._repaired: deque[int] = deque()
+        """Logs of what has left it and that ``take_repaired`` was not asked about yet."""
         self.lock = RLock()
         """Held by whoever changes the list, and its file with it; by whoever takes damaged rows
         out of the index, from the note of them until they are gone; and by whoever takes stretches
         off, from the look at what is stored. Taken before the flush lock."""
         # Replaced whole under the lock; any thread reads it.
         self._by_ledger: dict[LedgerId, tuple[Lack, ...]] = _grouped(self._read())
+        if bool(self._by_ledger) != index.has_lacks():  # a list of an older program, or a crash
+            index.note_lacks(bool(self._by_ledger))
 
     def of(self, ledger_id: LedgerId) -> tuple[Lack, ...]:
         """What is lacking of one ledger."""
@@ -119,6 +137,11 @@ class Lacking:
     def logs(self) -> set[int]:
         """The logs that have blocks of which copies are awaited."""
         return {lack.log_id for lacks in self._by_ledger.values() for lack in lacks}
+
+    def take_repaired(self) -> set[int]:
+        """The logs some of whose stretches have left the list since this was asked last; whoever
+        compacts."""
+        return {self._repaired.popleft() for _ in range(len(self._repaired))}
 
     @property
     def count(self) -> int:
@@ -142,6 +165,7 @@ class Lacking:
         if gone:
             self._change(lambda now: [lack for lack in now if lack not in gone])
             self.refetched += len(gone)
+            self._repaired.extend({lack.log_id for lack in gone})
         return len(gone)
 
     def _change(self, change: Callable[[list[Lack]], list[Lack]]) -> None:
@@ -156,11 +180,16 @@ class Lacking:
             data = f"{crc32c_value(body):08x}\n".encode() + body + b"\n"
             write_file_durably(self._file_system, self._path, data)
             self._by_ledger = _grouped(after)
+            self._index.note_lacks(bool(after))  # before the commit that takes rows out
 
     def _read(self) -> list[Lack]:
         try:
             data = read_file(self._file_system, self._path, size_max=_FILE_BYTES_MAX)
         except FileNotFoundError:
+            if self._index.has_lacks():
+                raise CorruptionError(
+                    f"{self._path} is missing, and what it lists would be denied: {REPLACE_BOOKIE}"
+                ) from None
             return []
         checksum, _, body = data.partition(b"\n")
         body = body.removesuffix(b"\n")

@@ -306,13 +306,17 @@ class LedgerStorage:
         pages = [store.index.held_ledgers(after, limit) for store in self._stores]
         return sorted(chain.from_iterable(pages))[:limit]
 
-    def delete_ledgers(self, ledger_ids: Iterable[LedgerId]) -> int:
+    def delete_ledgers(self, ledger_ids: Iterable[LedgerId], *, named: bool = False) -> int:
         """Forget all that is held of ledgers; the bytes that nothing needs any more (rule S17).
 
         Any thread but the service's: it waits for a flush that runs. It is durable on return, in
         index transactions of bounded size, with flushes between them. The caller knows that the
         metadata have these ledgers no more, and that their ids are never given again. A journal
         that is replayed after a crash may bring parts of one back: then it is deleted once more.
+
+        ``named``: the metadata have these ledgers, elsewhere (rule G9). Then all is flushed first,
+        and one of which the index lacks something stays: a deletion that fails or a crash in the
+        middle of it would leave it without that, and that may be its fence.
 
         Raises OSError or CorruptionError of the first directory that fails; what was deleted, also
         in the others, stays so, and the call is made again.
@@ -323,11 +327,14 @@ class LedgerStorage:
         for ledger_id in ledger_ids:
             by_store.setdefault(self.number_of(ledger_id), []).append(ledger_id)
         with self._delete_lock:
-            for number, left in by_store.items():
+            unflushed = self._why_not_flushed() if named else None
+            for number, asked in by_store.items():
                 store = self._stores[number]
                 try:
                     with self._flush_lock:
-                        store.forget(frozenset(left))
+                        left = store.forget(asked, named=named)
+                    if unflushed is not None and len(left) < len(asked):
+                        errors.append(unflushed)
                     dead = DeadBlocks()
                     while left:
                         with self._flush_lock:
@@ -405,6 +412,14 @@ class LedgerStorage:
         for store in self._stores:  # memory before the index (rule S7)
             highest = max(highest, *store.dirty_ledgers(), store.index.highest_ledger())
         return max(1, highest + 1)
+
+    def _why_not_flushed(self) -> OSError | CorruptionError | None:
+        """Flush; why that failed, None if it did not."""
+        try:
+            self.flush()
+        except (OSError, CorruptionError) as error:
+            return error
+        return None
 
     def _run(self) -> None:
         try:

@@ -1,8 +1,9 @@
 """Finds the blocks of a log, entry log or file of a run log, one behind the other.
 
 Only their headers are read. Where no record is, the search goes on at the next multiple of 4096:
-each write begins at one. So a damaged header hides the blocks of one write at most; who removes a
-log asks the index whether all of them were found (rule S20).
+each write begins at one. A record that reaches behind the end of the file is none: the write was
+torn, and nothing names it, or the file was cut. So a damaged header hides the blocks of one write
+at most; who removes a log asks the index whether all of them were found (rule S20).
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ def scan_blocks(file: File, seed: int, log_id: int) -> Iterator[FoundBlock]:
     while offset + RECORD_HEADER_BYTES <= size:
         head = window.read(_HEAD_BYTES, offset)
         record = parse_header(head[:RECORD_HEADER_BYTES], seed)
+        if record is not None and offset + RECORD_HEADER_BYTES + record.length > size:
+            record = None  # torn: no row names it (rule S6)
         if record is None or not (is_run_log or record.sequence == log_id << 32 | offset):
             offset += DIRECT_ALIGNMENT - offset % DIRECT_ALIGNMENT
             continue

@@ -114,6 +114,35 @@ def test_error_of_a_run_is_a_line_and_the_code_of_the_readme(
     assert not said[0].exc_info, "it says what to do: a traceback would hide it"
 
 
+@pytest.mark.parametrize("option", ["--format-only", "--format"])
+def test_directories_that_cannot_be_made_are_refused_in_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    option: str,
+) -> None:
+    """A supervisor starts a bookie that ended with 1 again and again."""
+    tree = MemoryTree()
+
+    async def open_store(_uri: str, **_options: object) -> MemoryMetadataStore:
+        return tree.open_session()
+
+    monkeypatch.setattr(server, "open_store", open_store)
+    monkeypatch.setattr(server, "set_up_process", lambda: None)
+    (tmp_path / "plain").write_text("a file where a directory is to be")
+    text = 'bookie_id = "b1"\n' + CONFIG.replace('"j"', '"plain/j"')
+    (tmp_path / "bookie.toml").write_text(text)
+    for _again in range(2):
+        caplog.clear()
+        assert main(["--config", str(tmp_path / "bookie.toml"), option]) == EXIT_REFUSED
+        said = capsys.readouterr().err.splitlines()
+        lines = [each for each in (*said, *caplog.messages) if "directories cannot be made" in each]
+        assert len(lines) == 1 and str(tmp_path / "plain" / "j") in lines[0]
+    (tmp_path / "plain").unlink()
+    assert main(["--config", str(tmp_path / "bookie.toml"), "--format-only"]) == EXIT_OK
+
+
 def test_signal_before_the_bookie_serves_is_no_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,6 +41,7 @@ class Shelf:
     def __init__(self) -> None:
         self.keys: dict[int, bytes] = {}
         self.deleted: list[int] = []
+        self.deleted_as_named: list[int] = []
         self.giving_back = GivingBack()
         self.before_delete: Callable[[], None] = lambda: None
         self.before_page: Callable[[], None] = lambda: None
@@ -53,12 +54,13 @@ class Shelf:
         self.after_page()
         return page
 
-    def delete_ledgers(self, ledger_ids: Iterable[LedgerId]) -> int:
+    def delete_ledgers(self, ledger_ids: Iterable[LedgerId], *, named: bool = False) -> int:
         self.before_delete()
         ids = list(ledger_ids)
         for each in ids:
             del self.keys[each]
         self.deleted += ids
+        self.deleted_as_named += ids if named else []
         return BYTES * len(ids)
 
     def next_ledger_id(self) -> int:

@@ -53,6 +53,20 @@ def test_pass_gives_back_only_daily_or_by_order(whole: bool, order: str, ledgers
     run_in_virtual_time(main())
 
 
+def test_only_copies_that_are_given_back_are_deleted_as_named() -> None:
+    """Of those memory goes to the disk first. Garbage goes also where there is no room for that."""
+
+    async def main() -> None:
+        world = World()
+        await world.make(1, 2, 3)
+        await world.move(2)
+        await world.operator.delete(ledger_path(LedgerId(3)), -1)
+        await whole_pass(world)
+        assert (world.shelf.deleted, world.shelf.deleted_as_named) == ([3, 2], [2])
+
+    run_in_virtual_time(main())
+
+
 def test_metadata_are_changed_before_the_copy_goes_and_after_nobody_may_count_on_it() -> None:
     """Who has copied to this bookie, and names it a moment later, has to hear of it."""
 

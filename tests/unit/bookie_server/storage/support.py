@@ -97,6 +97,21 @@ class KnownKeys:
         answer(self.grants.get(ledger_id, none))
 
 
+class LacksNoted:
+    """Stands for the index beside a list of what is lacking."""
+
+    def __init__(self) -> None:
+        self.noted = False
+
+    def has_lacks(self) -> bool:
+        """See ``Index``."""
+        return self.noted
+
+    def note_lacks(self, has_lacks: bool) -> None:
+        """See ``Index``; committed at once."""
+        self.noted = has_lacks
+
+
 class Machine:
     """A bookie without threads. Its posts wait in a queue until ``settle`` runs them, or, when it
     is ``eager``, run at once, as on a service thread that is quicker than the others."""

@@ -8,12 +8,19 @@ import pytest
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.writer import LedgerWriter
+from spark_ledger.client.written_ledgers import WrittenLedgers
 from spark_ledger.errors import AddOutcomeUnknownError, MetadataRestoredError
 from spark_ledger.metadata import seen_ledgers
 from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
 from spark_ledger.types import BookieStatus, LedgerState
 from tests.contracts.scripted_bookie import ScriptedBookie
 from tests.unit.spark_ledger.client.world import World, run_virtually
+
+
+@pytest.fixture(autouse=True)
+def _nobody_looks_behind_a_reconnect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever these do comes before that look."""
+    monkeypatch.setattr(WrittenLedgers, "_on_change", lambda _self: None)
 
 
 @pytest.fixture(autouse=True)

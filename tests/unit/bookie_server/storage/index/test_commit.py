@@ -65,3 +65,23 @@ def test_disk_with_blocks_for_root_only_is_full(
     monkeypatch.setattr(os, "statvfs", lambda _path: space)
     error = lmdb.Error(f"mdb_txn_commit: {os.strerror(errno.EIO)}")
     assert found_no_space(error, INDEX) is is_full
+
+
+@pytest.mark.parametrize(
+    ("number", "is_full"),
+    [(errno.EDQUOT, True), (errno.ENOSPC, True), (errno.EIO, False), (errno.EOPNOTSUPP, False)],
+)
+def test_disk_that_takes_no_more_under_a_quota_is_full_whatever_it_says_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, is_full: bool
+) -> None:
+    """Quotas of users are not in what ``statvfs`` says."""
+
+    def refused(_descriptor: int, _offset: int, length: int) -> None:
+        if length > 256 * KIB:  # what LMDB writes at once
+            raise OSError(number, os.strerror(number))
+
+    error = lmdb.Error(f"mdb_txn_commit: {os.strerror(errno.EIO)}")
+    assert not found_no_space(error, tmp_path)
+    monkeypatch.setattr(os, "posix_fallocate", refused)
+    assert found_no_space(error, tmp_path) is is_full
+    assert not list(tmp_path.iterdir())

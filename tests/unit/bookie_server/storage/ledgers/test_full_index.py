@@ -73,7 +73,7 @@ def test_commit_on_a_full_disk_says_that_nothing_was_committed(small_disk: Path,
     again.close()
 
 
-@pytest.mark.parametrize("step", ["put_all", "commit_now"])
+@pytest.mark.parametrize("step", ["put_all", "put_all under a quota", "commit_now"])
 def test_flushes_into_a_full_index_leave_no_logs_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -123,10 +123,14 @@ def test_flushes_into_a_full_index_leave_no_logs_behind(
     def map_full(*_of: object) -> None:
         raise lmdb.MapFullError("full")
 
+    def over_quota(*_of: object) -> None:
+        raise lmdb.Error("mdb_cursor_put: Disk quota exceeded")
+
     add(0)
     assert answers == [BookieStatus.OK]
     with monkeypatch.context() as patch:
-        patch.setattr(lmdb_update, step, map_full if step == "put_all" else not_committed)
+        steps = {"put_all": map_full, "put_all under a quota": over_quota}
+        patch.setattr(lmdb_update, step.split()[0], steps.get(step, not_committed))
         for _again in range(4):
             with pytest.raises(OSError, match="index"):
                 bookie.flush()
@@ -144,6 +148,7 @@ def test_flushes_into_a_full_index_leave_no_logs_behind(
     [
         (lmdb.MapFullError("full"), OSError, errno.ENOSPC),
         (lmdb.DiskError("no room"), OSError, errno.ENOSPC),
+        (lmdb.Error("mdb_txn_commit: Disk quota exceeded"), OSError, errno.ENOSPC),
         (lmdb.CorruptedError("bad"), CorruptionError, None),
         (lmdb.PageNotFoundError("bad"), CorruptionError, None),
         (lmdb.InvalidError("bad"), CorruptionError, None),

@@ -40,7 +40,7 @@ from tests.unit.bookie_server.storage.ledgers.test_scrub import (
     scrub,
 )
 from tests.unit.bookie_server.storage.ledgers.test_scrub import machine as machine
-from tests.unit.bookie_server.storage.support import Machine
+from tests.unit.bookie_server.storage.support import LacksNoted, Machine
 
 DIRECTORY = Path("/ledgers")
 
@@ -81,7 +81,7 @@ def test_list_whose_change_fails_at_any_step_is_as_it_was(
 
     faulty = FaultFileSystem(files, plan)
     before = [lack(2), lack(3)]
-    found = Lacking(faulty, DIRECTORY)
+    found = Lacking(faulty, DIRECTORY, LacksNoted())
     found.add(before)
     for step in itertools.count(1):
         steps_left = step
@@ -92,13 +92,13 @@ def test_list_whose_change_fails_at_any_step_is_as_it_was(
         else:
             break
     assert step > 4 and listed(found) == after and found.refetched == (len(after) == 1)
-    assert listed(Lacking(files.crash_clone(None), DIRECTORY)) == after
+    assert listed(Lacking(files.crash_clone(None), DIRECTORY, LacksNoted())) == after
 
 
 def test_list_above_its_bound_takes_no_more_and_gets_shorter(
     files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = Lacking(files, DIRECTORY)
+    found = Lacking(files, DIRECTORY, LacksNoted())
     monkeypatch.setattr(lacking, "LACKING_MAX", 4)
     found.add(map(lack, range(4)))
     for bound in (4, 2):  # the second one is that of another program
@@ -180,7 +180,7 @@ def test_two_that_change_the_list_at_once_both_have_their_way(
     files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stretch that one of them dropped would be denied, and not asked for again."""
-    found = Lacking(files, DIRECTORY)
+    found = Lacking(files, DIRECTORY, LacksNoted())
     found.add([lack(1), lack(2)])
     other = threading.Thread(target=lambda: found.add([lack(3)]))
     entered, change = threading.Event(), found._change
@@ -200,7 +200,7 @@ def test_two_that_change_the_list_at_once_both_have_their_way(
     monkeypatch.setattr(lacking, "write_file_durably", slowly)
     found.remove([lack(1)])
     other.join(10)
-    assert listed(found) == [lack(2), lack(3)] == listed(Lacking(files, DIRECTORY))
+    assert listed(found) == [lack(2), lack(3)] == listed(Lacking(files, DIRECTORY, LacksNoted()))
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -305,7 +305,7 @@ def test_damage_that_could_not_be_taken_out_is_found_also_after_a_restart_within
 
 
 def test_stretches_that_came_back_are_counted_once(files: MemoryFileSystem) -> None:
-    found = Lacking(files, DIRECTORY)
+    found = Lacking(files, DIRECTORY, LacksNoted())
     found.add([lack(2), lack(3)])
     written = files.identity(DIRECTORY / LACKING_NAME)
     found.remove([lack(9)])
@@ -320,7 +320,7 @@ def test_stretches_of_ledgers_in_several_directories_each_leave_their_own_list()
     lists = []
     for name in ("a", "b", "c"):
         files.mkdir(DIRECTORY / name)
-        lists.append(Lacking(files, DIRECTORY / name))
+        lists.append(Lacking(files, DIRECTORY / name, LacksNoted()))
     for number, found in enumerate(lists):
         found.add([lack(number), lack(number + 3), lack(number + 3, 20)])
     together = LackingLedgers(lists, lambda _lack: [])

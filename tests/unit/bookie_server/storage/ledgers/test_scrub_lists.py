@@ -49,7 +49,7 @@ class Directory:
         update.commit()
         self.bad: set[BlockLocation] = {BAD}
         self.before_read: Callable[[], None] = lambda: None
-        self.lacking = Lacking(files, DIRECTORY)
+        self.lacking = Lacking(files, DIRECTORY, self.index)
         reader = EntryLogReader(files, DIRECTORY)
         self.scrub = DirectoryScrub(
             files, DIRECTORY, self.index, reader, self.read_block, self.lacking
