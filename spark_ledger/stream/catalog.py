@@ -196,8 +196,8 @@ class StreamCatalog:
             if config is not None and not config.value.deleted
         ]
 
-    async def delete(self, name: str) -> None:
-        """Delete a stream with its rows.
+    async def delete(self, name: str, *, only: str | None = None) -> None:
+        """Delete a stream with its rows; ``only``: if it is the one of this id.
 
         It is marked first, so that no commit is made any more and no reader opens it. Then its
         ledgers are deleted, those that name others last, then its nodes. After a crash a second
@@ -205,16 +205,20 @@ class StreamCatalog:
         Raises NoSuchStreamError, RetryableError if its nodes keep changing meanwhile.
         """
         nodes = StreamNodes(self._store, name)
-        config = await self._mark_deleted(nodes)
+        config = await self._mark_deleted(nodes, only)
         for ledger_ids in await self._named_ledgers(nodes, config.value):
             for batch in _batches(sorted(ledger_ids), _LEDGERS_AT_ONCE):
                 await run_all(self._delete_ledger(each, config.value) for each in batch)
         await self._delete_nodes(nodes, config)
 
-    async def _mark_deleted(self, nodes: StreamNodes) -> Versioned[StreamConfig]:
+    async def _mark_deleted(
+        self, nodes: StreamNodes, only: str | None = None
+    ) -> Versioned[StreamConfig]:
         """Set ``deleted``. Every commit checks the configuration's version, so none follows."""
         while True:
             config = await nodes.config()
+            if only not in (None, config.value.stream_id):
+                raise nodes.no_such_stream()  # it is gone, and the name taken again (rule T7)
             if config.value.deleted:
                 return config
             marked = replace(config.value, deleted=True)
