@@ -92,6 +92,9 @@ class Auditor:
         self._registry = BookieRegistry(self._store)
         self._gone: GoneOwners | None = None
         """None: read what the auditor before has counted."""
+        self._leaving_here: frozenset[BookieId] = frozenset()
+        """Who leaves and was registered at a look: all ledgers are looked at once more when it is
+        gone (rule R10)."""
         self._audited_at: float | None = None
         self.named_bytes = 0
         """What lost bookies have to hold of the ledgers that name them, as of the last audit."""
@@ -136,6 +139,8 @@ class Auditor:
         self._gone.keep_only(gone_s)
         told = await leaving(self._store)
         audited = frozenset(map(BookieId, state.audited)) & (frozenset(gone_s) | told)
+        self._leaving_here = told & (self._leaving_here | registered)
+        audited -= self._leaving_here - registered
         found = losses(
             known,
             gone_s,
@@ -159,6 +164,7 @@ class Auditor:
                 await self._write(msgspec.structs.replace(state, gone_s=self._gone.saved()), before)
                 raise
             audited, self._audited_at = found.lost | audited, now
+            self._leaving_here &= registered
             audit_time_ms = time.time_ns() // 1_000_000
             self._places = places
         else:
