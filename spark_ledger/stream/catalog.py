@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from spark_ledger.errors import (
     ConflictError,
+    CorruptionError,
     DataLossError,
+    LedgerError,
     NoSuchLedgerError,
     NoSuchStreamError,
     NotFoundError,
@@ -21,6 +23,7 @@ from spark_ledger.errors import (
 )
 from spark_ledger.limits.stream import CREATE_TRIES_MAX
 from spark_ledger.metadata.base import Check, Create, Delete
+from spark_ledger.metadata.ledgers import is_unreadable
 from spark_ledger.stream.commit.commit_log import CommitLog
 from spark_ledger.stream.concurrency import run_all
 from spark_ledger.stream.declared import declared_columns
@@ -202,13 +205,21 @@ class StreamCatalog:
         It is marked first, so that no commit is made any more and no reader opens it. Then its
         ledgers are deleted, those that name others last, then its nodes. After a crash a second
         call finishes the work.
-        Raises NoSuchStreamError, RetryableError if its nodes keep changing meanwhile.
+        Raises NoSuchStreamError, RetryableError if its nodes keep changing meanwhile,
+        CorruptionError if the node of a ledger cannot be read, once the others are deleted.
         """
         nodes = StreamNodes(self._store, name)
         config = await self._mark_deleted(nodes, only)
         for ledger_ids in await self._named_ledgers(nodes, config.value):
+            unread: list[LedgerError] = []
             for batch in _batches(sorted(ledger_ids), _LEDGERS_AT_ONCE):
-                await run_all(self._delete_ledger(each, config.value) for each in batch)
+                found = await run_all(self._delete_ledger(each, config.value) for each in batch)
+                unread += [error for error in found if error is not None]
+            if unread:  # what leads to them stays
+                raise CorruptionError(
+                    f"stream {name!r} is deleted but for {len(unread)} of its ledgers, whose "
+                    f"metadata cannot be read: {unread[0]}"
+                ) from unread[0]
         await self._delete_nodes(nodes, config)
 
     async def _mark_deleted(
@@ -271,14 +282,20 @@ class StreamCatalog:
         rows, lists = (set[LedgerId]().union(*sets) for sets in zip(*found, strict=True))
         return rows, lists
 
-    async def _delete_ledger(self, ledger_id: LedgerId, config: StreamConfig) -> None:
-        """Delete a ledger, unless it was made for another stream, whose commits may name it."""
+    async def _delete_ledger(self, ledger_id: LedgerId, config: StreamConfig) -> LedgerError | None:
+        """Delete a ledger, unless it was made for another stream, whose commits may name it. The
+        error if nobody can tell: it keeps no other waiting (rule K6)."""
         try:
             metadata = await self._ledgers.ledger_metadata(ledger_id)
         except NoSuchLedgerError:
-            return
+            return None
+        except LedgerError as error:
+            if not is_unreadable(error):
+                raise
+            return error
         if metadata.custom_metadata.get(TAG_STREAM_ID) == config.stream_id:
             await self._ledgers.delete_ledger(ledger_id)
+        return None
 
     async def _delete_nodes(self, nodes: StreamNodes, config: Versioned[StreamConfig]) -> None:
         """Delete the nodes, until they are gone or are those of a new stream of that name."""

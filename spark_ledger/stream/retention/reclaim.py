@@ -11,9 +11,10 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple, Protocol
 
-from spark_ledger.errors import ConflictError, DataLossError, NotFoundError
+from spark_ledger.errors import ConflictError, DataLossError, LedgerError, NotFoundError
 from spark_ledger.limits.stream import DROPPED_PER_STEP, DROPPING_LEDGERS_MAX, LIVE_NAMES_MAX
 from spark_ledger.metadata.base import Check, Operation, Put
+from spark_ledger.metadata.ledgers import is_unreadable
 from spark_ledger.stream.commit.commit_log import CommitLog, NamedLedgers
 from spark_ledger.stream.ledgers import TAG_STREAM_ID
 from spark_ledger.stream.manifest.format import encode_root
@@ -66,6 +67,8 @@ class LiveNames:
         """Dropped commits below it were looked at, also behind one whose ledger waits; ``left_at``:
         from which of them on, a step's worth each, some more were left."""
         self.left_at: set[int] = set()
+        self.unreadable: set[LedgerId] = set()
+        """Ledgers of dropped rows whose nodes cannot be read, which the log has named."""
 
     async def named(
         self,
@@ -252,7 +255,16 @@ class Reclaimer:
         left: set[LedgerId] = set()
         free: list[Versioned[LedgerMetadata]] = []
         for ledger_id in sorted(candidates):
-            ledger = await self._ours(ledger_id)
+            try:
+                ledger = await self._ours(ledger_id)
+            except LedgerError as error:
+                if not is_unreadable(error):
+                    raise
+                if ledger_id not in self._names.unreadable:
+                    logger.warning("ledger %d of dropped rows is left: %s", ledger_id, error)
+                self._names.unreadable.add(ledger_id)
+                left.add(ledger_id)  # nobody can tell whose it is (rule K6)
+                continue
             if ledger is None:
                 continue
             if ledger.value.is_closed and len(free) < DROPPING_LEDGERS_MAX:
