@@ -83,11 +83,14 @@ class Auditor:
         config: AuditorConfig | None = None,
         *,
         clock: Callable[[], float] | None = None,
+        wall: Callable[[], float] = time.time,
     ) -> None:
+        """``wall``: time of day, by which the next auditor goes on too."""
         self._store: MetadataStore = client.store
         self._context = client.context
         self._config = config or AuditorConfig()
         self._clock = clock or asyncio.get_running_loop().time
+        self._wall = wall
         self._ledgers = LedgerStore(self._store)
         self._registry = BookieRegistry(self._store)
         self._gone: GoneOwners | None = None
@@ -151,11 +154,14 @@ class Auditor:
         )
         if found.stopped and found.stopped != state.stopped:
             logger.error("%s", found.stopped)
-        audit_time_ms = state.audit_time_ms
+        now_ms = round(1000 * self._wall())
+        # Not in the future: a clock may have been ahead, perhaps by years.
+        audit_time_ms = min(state.audit_time_ms or now_ms, now_ms)
         audited_at = now if self._audited_at is None else self._audited_at
         places = self._places_now()
         is_wanted = places != self._places and self._context.directory.policy != PlacementPolicy()
         due = now - audited_at > self._config.audit_interval_s or is_wanted
+        due = due or now_ms - audit_time_ms > 1000 * self._config.audit_interval_s
         due = due and not found.stopped
         if found.lost - audited or due:
             try:
@@ -165,7 +171,7 @@ class Auditor:
                 raise
             audited, self._audited_at = found.lost | audited, now
             self._leaving_here &= registered
-            audit_time_ms = time.time_ns() // 1_000_000
+            audit_time_ms = round(1000 * self._wall())
             self._places = places
         else:
             self._audited_at = audited_at

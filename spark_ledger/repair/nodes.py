@@ -68,7 +68,7 @@ class AuditState(Node, frozen=True, kw_only=True):
     audited: tuple[str, ...] = ()
     """Lost bookies for which all ledgers were looked at."""
     audit_time_ms: Count = 0
-    """When all ledgers were looked at last."""
+    """When all ledgers were looked at last, or the cluster's first auditor began."""
     stopped: str = ""
     """Why nothing is marked; empty if nothing is in the way."""
 
