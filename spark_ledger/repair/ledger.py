@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from spark_ledger.client.context import ClientContext
 from spark_ledger.errors import (
@@ -75,14 +75,14 @@ class LedgerRepair:
         self._errors: list[LedgerError] = []
         self._copied: dict[int, BookieId] = {}
         """Who has the copies of the lost members of a fragment, and is not named yet."""
-        self._also: Sequence[Operation] = ()
+        self._also: Callable[[], Sequence[Operation]] = tuple
 
     async def run(
-        self, lost: frozenset[BookieId], also: Sequence[Operation] = ()
+        self, lost: frozenset[BookieId], also: Callable[[], Sequence[Operation]] = tuple
     ) -> Versioned[LedgerMetadata]:
         """Bring each final fragment to WQ copies, on bookies that are not lost; the metadata then.
 
-        ``also``: what shall happen once the ledger lacks nothing. If the last change of the
+        ``also``: tells what shall happen once the ledger lacks nothing. If the last change of the
         metadata brings it there, it happens in the transaction of that, see ``is_settled``.
 
         Raises NotEnoughBookiesError, NoSuchEntryError, BookieUnavailableError, ConflictError and
@@ -90,7 +90,7 @@ class LedgerRepair:
         """
         fragments = final_fragments(self._ledger.value)
         for fragment in fragments:
-            self._also = also if fragment is fragments[-1] else ()
+            self._also = also if fragment is fragments[-1] else tuple
             for step in (self._copy_lost, self._refill_others, self._name_copied, self._spread):
                 try:
                     await step(fragment, lost)
@@ -276,8 +276,9 @@ class LedgerRepair:
             if attempt:
                 await self._ask_again(fragment, replacements, lost)
             lacks = self._errors or self.unknown or all_names(wanted) & lost
-            also = () if attempt or lacks else self._also
-            parts = [*also, *await self._refuse_gone(replacements)]
+            parts = await self._refuse_gone(replacements)
+            also = () if attempt or lacks else self._also()
+            parts += also
             command = WriteMetadata(wanted, self._ledger.version)
             answer = await self._context.write_metadata(command, closes=False, also=parts)
             if isinstance(answer, MetadataFailed):
@@ -292,7 +293,7 @@ class LedgerRepair:
                 "was changed by somebody else meanwhile"
             )
 
-    async def _refuse_gone(self, replacements: Mapping[int, BookieId]) -> Sequence[Operation]:
+    async def _refuse_gone(self, replacements: Mapping[int, BookieId]) -> list[Operation]:
         """The parts of a transaction that fails if a new bookie has begun to leave (rule R10).
 
         Raises BookieUnavailableError if one is leaving, or has left the cluster.

@@ -103,7 +103,8 @@ class Rebalance:
             return await self._run()
         finally:
             with contextlib.suppress(LedgerError):  # it goes with the session
-                await self._store.delete(REBALANCE_PATH)
+                if await self._store.is_own(REBALANCE_PATH):
+                    await self._store.delete(REBALANCE_PATH)
 
     async def _run(self) -> Rebalanced:
         balance = await self._look()
