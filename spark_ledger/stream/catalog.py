@@ -11,10 +11,12 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from spark_ledger.errors import (
+    ConfigurationError,
     ConflictError,
     CorruptionError,
     DataLossError,
     LedgerError,
+    MetadataRestoredError,
     NoSuchLedgerError,
     NoSuchStreamError,
     NotFoundError,
@@ -23,7 +25,6 @@ from spark_ledger.errors import (
 )
 from spark_ledger.limits.stream import CREATE_TRIES_MAX
 from spark_ledger.metadata.base import Check, Create, Delete
-from spark_ledger.metadata.ledgers import is_unreadable
 from spark_ledger.stream.commit.commit_log import CommitLog
 from spark_ledger.stream.concurrency import run_all
 from spark_ledger.stream.declared import declared_columns
@@ -289,9 +290,9 @@ class StreamCatalog:
             metadata = await self._ledgers.ledger_metadata(ledger_id)
         except NoSuchLedgerError:
             return None
-        except LedgerError as error:
-            if not is_unreadable(error):
-                raise
+        except MetadataRestoredError:
+            raise
+        except (CorruptionError, ConfigurationError) as error:
             return error
         if metadata.custom_metadata.get(TAG_STREAM_ID) == config.stream_id:
             await self._ledgers.delete_ledger(ledger_id)

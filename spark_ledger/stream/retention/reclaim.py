@@ -11,10 +11,16 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple, Protocol
 
-from spark_ledger.errors import ConflictError, DataLossError, LedgerError, NotFoundError
+from spark_ledger.errors import (
+    ConfigurationError,
+    ConflictError,
+    CorruptionError,
+    DataLossError,
+    MetadataRestoredError,
+    NotFoundError,
+)
 from spark_ledger.limits.stream import DROPPED_PER_STEP, DROPPING_LEDGERS_MAX, LIVE_NAMES_MAX
 from spark_ledger.metadata.base import Check, Operation, Put
-from spark_ledger.metadata.ledgers import is_unreadable
 from spark_ledger.stream.commit.commit_log import CommitLog, NamedLedgers
 from spark_ledger.stream.ledgers import TAG_STREAM_ID
 from spark_ledger.stream.manifest.format import encode_root
@@ -257,9 +263,9 @@ class Reclaimer:
         for ledger_id in sorted(candidates):
             try:
                 ledger = await self._ours(ledger_id)
-            except LedgerError as error:
-                if not is_unreadable(error):
-                    raise
+            except MetadataRestoredError:
+                raise
+            except (CorruptionError, ConfigurationError) as error:
                 if ledger_id not in self._names.unreadable:
                     logger.warning("ledger %d of dropped rows is left: %s", ledger_id, error)
                 self._names.unreadable.add(ledger_id)

@@ -15,10 +15,8 @@ from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
 from spark_ledger.metadata.owners import OWNERS_PATH
 from spark_ledger.metadata.unsettled import OPEN_PATH, id_path
 from spark_ledger.stream.catalog import StreamCatalog
-from spark_ledger.stream.nodes import StreamNodes
 from tests.unit.spark_ledger.client.world import World, run, run_virtually
 from tests.unit.spark_ledger.keeper.world import (
-    SCHEMA,
     Clock,
     keeper,
     new_stream,
@@ -222,33 +220,6 @@ def test_deletion_of_a_stream_that_was_cut_off_is_finished() -> None:
         assert await client.store.children("streams") == ["s"], "somebody may be at work on it"
         await passes(cared, clock, 60)
         assert await client.store.children("streams") == []
-
-    run(test)
-
-
-def test_new_stream_of_the_name_of_one_whose_deletion_is_finished_stays() -> None:
-    """Whoever was at the deletion ends it while the keeper is about to, and makes another."""
-
-    async def test(world: World) -> None:
-        catalog = StreamCatalog(await world.client())
-        await catalog.create("s", SCHEMA)
-        await catalog._mark_deleted(StreamNodes(catalog._store, "s"))
-        clock = Clock()
-        cared = await keeper(world, clock)
-        await cared.elect()
-        await passes(cared, clock, 60)
-        streams = cared._stream_keeper
-        delete = streams._streams.delete
-
-        async def overtaken(name: str, **only: str) -> None:
-            await catalog.delete("s")
-            await (await catalog.create("s", SCHEMA)).append(rows(1, 2, 3))
-            await delete(name, **only)
-
-        streams._streams.delete = overtaken  # type: ignore[method-assign, assignment]
-        await passes(cared, clock, 60)
-        assert await read(await catalog.open("s")) == [1, 2, 3]
-        assert not streams.last_error and not streams.done["streams"]
 
     run(test)
 
