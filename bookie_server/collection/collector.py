@@ -229,8 +229,11 @@ class LedgerCollector:
             raise PassAbortedError(Cause.DISK, reason)
         looks_only = order.dry_run and order.accept_restored
         if not looks_only:
+            accept = await self._accepts(order)
             new_ledgers = self._new_ledgers()
-            await self._mark.renew(accept=order.accept_restored, kept_below=await self._keep(order))
+            await self._mark.renew(
+                accept=order.token if accept else None, kept_below=await self._keep(order, accept)
+            )
             self._marked = new_ledgers
         kept_below = 0 if order.give_back else await self._mark.kept_below()
         each = self._config.each
@@ -247,9 +250,19 @@ class LedgerCollector:
             dry_run=order.dry_run,
         )
 
-    async def _keep(self, order: CollectionOrder) -> int | None:
+    async def _accepts(self, order: CollectionOrder) -> bool:
+        """Whether an order has other metadata accepted. Each does so once: one that comes back with
+        a backup was not given for that (rule G4)."""
+        if not order.accept_restored or await self._mark.may_accept(order.token):
+            return order.accept_restored
+        logger.warning(
+            "the order to accept restored metadata was followed before: it does not count again"
+        )
+        return False
+
+    async def _keep(self, order: CollectionOrder, accept: bool) -> int | None:
         """Which copies that are named elsewhere shall stay; None: as before (rule G9)."""
-        if order.accept_restored:
+        if accept:
             return await on_disk(self._on_disk, self._holder.next_ledger_id)
         return 0 if order.give_back and not order.dry_run else None
 

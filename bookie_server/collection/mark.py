@@ -12,6 +12,7 @@ may be on its way is written again, and no other one, until it has arrived.
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -36,6 +37,8 @@ from spark_ledger.types import BookieId, Versioned
 MARK_NAME: Final = "collection.json"
 _FORMAT_VERSION: Final = 1
 _FILE_BYTES_MAX: Final = 4 * KIB
+_ACCEPTED_MAX: Final = 100
+"""Orders that are remembered, the last ones: each is an operator's word after a restore."""
 
 T = TypeVar("T")
 OnDisk = Callable[[Callable[[], None]], Awaitable[None]]
@@ -55,6 +58,8 @@ class _Noted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     marks: Annotated[tuple[str, ...], msgspec.Meta(max_length=2)] = ()
     kept_below: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Copies of ledgers below this id are kept though others are named for them (rule G9)."""
+    accepted: Annotated[tuple[str, ...], msgspec.Meta(max_length=_ACCEPTED_MAX)] = ()
+    """Orders that had other metadata accepted, as words of equal length: each counts once."""
 
 
 class HistoryMark:
@@ -104,27 +109,37 @@ class HistoryMark:
         command = f"ledger bookies collect --bookie {self._bookie_id} --accept-restored"
         return f"When the metadata are as they shall be, run `{command}`"
 
-    async def renew(self, *, accept: bool = False, kept_below: int | None = None) -> None:
-        """Check, and write another mark. ``accept``: whatever history the metadata have, also if
-        the node of the mark is damaged. ``kept_below``: from now on; None: as before.
+    async def may_accept(self, order: str) -> bool:
+        """Whether no history was accepted by this order yet. Raises PassAbortedError, OSError.
+
+        Orders stay in the metadata, and come back with a backup.
+        """
+        return _word(order) not in (await self._read()).accepted
+
+    async def renew(self, *, accept: str | None = None, kept_below: int | None = None) -> None:
+        """Check, and write another mark. ``accept``: the order by which it is accepted whatever
+        history the metadata have, also if the node of the mark is damaged; it ``may_accept``.
+        ``kept_below``: from now on; None: as before.
 
         Raises as ``check``.
         """
-        if accept:
+        if accept is not None:
             nothing, path = CollectionNode(mark=""), collection_path(self._bookie_id)
             found = await read_or_renew(self._store, nothing, path)
         else:
             found = await self.check()
         noted = await self._read()
-        stored, marks = _mark_in(found), () if accept else noted.marks
+        stored, marks = _mark_in(found), noted.marks if accept is None else ()
         below = noted.kept_below if kept_below is None else kept_below
+        words = noted.accepted if accept is None else (*noted.accepted, _word(accept))
+        noted = _Noted(_FORMAT_VERSION, (), below, words[-_ACCEPTED_MAX:])
         # A write whose reply was lost may still arrive: then it has to be one that the disk knows,
         # so it is the same word that is written again.
         is_pending = len(marks) == 2 and stored == marks[0]
         mark = marks[1] if is_pending else secrets.token_hex(8)
-        await self._note((stored, mark), below)
+        await self._note(msgspec.structs.replace(noted, marks=(stored, mark)))
         await self._put(found, mark, found.value.report if found is not None else None)
-        await self._note((mark,), below)
+        await self._note(msgspec.structs.replace(noted, marks=(mark,)))
 
     async def kept_below(self) -> int:
         """Copies of ledgers below this id are not given back. Raises PassAbortedError, OSError."""
@@ -170,8 +185,7 @@ class HistoryMark:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise CorruptionError(f"{self._path} is damaged: {error}") from error
 
-    async def _note(self, marks: tuple[str, ...], kept_below: int) -> None:
-        noted = _Noted(_FORMAT_VERSION, marks, kept_below)
+    async def _note(self, noted: _Noted) -> None:
         data = msgspec.json.encode(noted) + b"\n"
         self._noted = None  # until it is known what the disk has
         await on_disk(self._on_disk, lambda: write_file_durably(self._files, self._path, data))
@@ -181,6 +195,11 @@ class HistoryMark:
 def _mark_in(found: Versioned[CollectionNode] | None) -> str:
     """The mark in the metadata; empty if there is none."""
     return "" if found is None else found.value.mark
+
+
+def _word(order: str) -> str:
+    """Of one length, whatever token somebody gave an order."""
+    return hashlib.sha256(order.encode()).hexdigest()[:16]
 
 
 async def on_disk(run: OnDisk, work: Callable[[], T]) -> T:

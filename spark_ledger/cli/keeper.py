@@ -241,17 +241,22 @@ async def _serve(
 async def _work(
     client: LedgerClient, keeper: Keeper, repair: RepairConfig | None, stop: asyncio.Event
 ) -> None:
+    """The keeper and, beside it, repair. If either ends by an error so does the other, and this
+    raises it: a keeper that repairs nothing would stay elected, and nobody would look for it."""
     if repair is None:
         return await keeper.run(stop)
     from spark_ledger.repair.service import run_repair
 
-    repairing = asyncio.get_running_loop().create_task(
-        run_repair(client, repair, stop, lambda: keeper.is_elected)
-    )
+    loop = asyncio.get_running_loop()
+    keeping = loop.create_task(keeper.run(stop))
+    repairing = loop.create_task(run_repair(client, repair, stop, lambda: keeper.is_elected))
     try:
-        await keeper.run(stop)
+        await asyncio.wait({keeping, repairing}, return_when=asyncio.FIRST_COMPLETED)
+        if repairing.done():
+            repairing.result()
+        await keeping
     finally:
-        await cancel(repairing)
+        await cancel(keeping, repairing)
 
 
 @group.command()

@@ -63,16 +63,26 @@ class Election:
         return True
 
     async def is_won(self) -> bool:
-        """Whether this is still the one that was elected. Raises what the store raises."""
+        """Whether this is still the one that was elected, and the epoch is its own: a candidate
+        that was cut off within its election may have raised it. Raises what the store raises."""
         try:
-            return await self._store.is_own(ELECTED_PATH)
+            return (
+                await self._store.is_own(ELECTED_PATH)
+                and (await self._store.get(EPOCH_PATH)).version == self._epoch
+            )
         except NotFoundError:
             return False
+
+    async def _has_place(self) -> bool:
+        """Whether nobody else is elected as long as this session lasts."""
+        with contextlib.suppress(NotFoundError):
+            return await self._store.is_own(ELECTED_PATH)
+        return False
 
     async def resign(self) -> None:
         """Let another one be elected at once."""
         with contextlib.suppress(LedgerError):
-            if await self.is_won():
+            if await self._has_place():
                 await self._store.delete(ELECTED_PATH)
 
     async def _try(self) -> bool:
@@ -80,7 +90,7 @@ class Election:
             try:
                 await self._store.create(ELECTED_PATH, encode_node(self._me), ephemeral=True)
             except ConflictError:
-                if not await self.is_won():
+                if not await self._has_place():
                     return False
             self._epoch = await self._next_epoch()
         except (RetryableError, OutcomeUnknownError, ConflictError, NotFoundError) as error:

@@ -190,7 +190,7 @@ class StreamKeeper:
                     marked[stream_id] = name
                     self._hurried.discard(name)
                     if stream_id in self._marked:  # whoever marked it had a minute
-                        await self._finish_deletion(name)
+                        await self._finish_deletion(name, stream_id)
                 else:
                     swept.add(stream_id)
                     await self._visit(name, config, now_ms)
@@ -248,8 +248,8 @@ class StreamKeeper:
         finally:
             await stream.close()
 
-    async def _finish_deletion(self, name: str) -> None:
-        await self._streams.delete(name)
+    async def _finish_deletion(self, name: str, stream_id: str) -> None:
+        await self._streams.delete(name, only=stream_id)
         self.done["streams"] += 1
         logger.info("the deletion of stream %r is finished", name)
 

@@ -24,6 +24,8 @@ UNNAMED_PATH: Final = "unsettled/unnamed"
 
 IDS_PER_PAGE: Final = 10_000
 _NAME: Final = re.compile(r"L(\d{4})")
+_HIGH: Final = re.compile(r"[0-9]{2,}")
+_MIDDLE: Final = re.compile(r"[0-9]{4}")
 
 
 def id_path(root: str, ledger_id: LedgerId) -> str:
@@ -57,12 +59,10 @@ async def pages(store: MetadataStore, root: str) -> AsyncGenerator[Page, None]:
 
 
 async def page_numbers(store: MetadataStore, root: str) -> list[int]:
-    """The numbers of the pages that are there, ascending."""
-    numbers = [
-        int(high + middle)
-        for high in await store.children(root)
-        for middle in await store.children(f"{root}/{high}")
-    ]
+    """The numbers of the pages that are there, ascending. What is no page's name is left out."""
+    numbers: list[int] = []
+    for high in await _highs(store, root):
+        numbers += await _numbers_below(store, root, high)
     return sorted(numbers)  # as names, 100 comes before 99
 
 
@@ -70,11 +70,19 @@ async def newest_pages(store: MetadataStore, root: str, count: int) -> list[Page
     """The last ``count`` pages below ``root``, ascending: where the ids that were given out lately
     are."""
     numbers: list[int] = []
-    for high in sorted(await store.children(root), key=int, reverse=True):
+    for high in sorted(await _highs(store, root), key=int, reverse=True):
         if len(numbers) < count:
-            middles = await store.children(f"{root}/{high}")
-            numbers += sorted((int(high + middle) for middle in middles), reverse=True)
+            numbers += sorted(await _numbers_below(store, root, high), reverse=True)
     return [await one_page(store, root, number) for number in reversed(numbers[:count])]
+
+
+async def _highs(store: MetadataStore, root: str) -> list[str]:
+    return [each for each in await store.children(root) if _HIGH.fullmatch(each)]
+
+
+async def _numbers_below(store: MetadataStore, root: str, high: str) -> list[int]:
+    middles = await store.children(f"{root}/{high}")
+    return [int(high + middle) for middle in middles if _MIDDLE.fullmatch(middle)]
 
 
 async def one_page(store: MetadataStore, root: str, number: int) -> Page:

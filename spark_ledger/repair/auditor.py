@@ -83,15 +83,21 @@ class Auditor:
         config: AuditorConfig | None = None,
         *,
         clock: Callable[[], float] | None = None,
+        wall: Callable[[], float] = time.time,
     ) -> None:
+        """``wall``: time of day, by which the next auditor goes on too."""
         self._store: MetadataStore = client.store
         self._context = client.context
         self._config = config or AuditorConfig()
         self._clock = clock or asyncio.get_running_loop().time
+        self._wall = wall
         self._ledgers = LedgerStore(self._store)
         self._registry = BookieRegistry(self._store)
         self._gone: GoneOwners | None = None
         """None: read what the auditor before has counted."""
+        self._leaving_here: frozenset[BookieId] = frozenset()
+        """Who leaves and was registered at a look: all ledgers are looked at once more when it is
+        gone (rule R10)."""
         self._audited_at: float | None = None
         self.named_bytes = 0
         """What lost bookies have to hold of the ledgers that name them, as of the last audit."""
@@ -136,6 +142,8 @@ class Auditor:
         self._gone.keep_only(gone_s)
         told = await leaving(self._store)
         audited = frozenset(map(BookieId, state.audited)) & (frozenset(gone_s) | told)
+        self._leaving_here = told & (self._leaving_here | registered)
+        audited -= self._leaving_here - registered
         found = losses(
             known,
             gone_s,
@@ -146,11 +154,14 @@ class Auditor:
         )
         if found.stopped and found.stopped != state.stopped:
             logger.error("%s", found.stopped)
-        audit_time_ms = state.audit_time_ms
+        now_ms = round(1000 * self._wall())
+        # Not in the future: a clock may have been ahead, perhaps by years.
+        audit_time_ms = min(state.audit_time_ms or now_ms, now_ms)
         audited_at = now if self._audited_at is None else self._audited_at
         places = self._places_now()
         is_wanted = places != self._places and self._context.directory.policy != PlacementPolicy()
         due = now - audited_at > self._config.audit_interval_s or is_wanted
+        due = due or now_ms - audit_time_ms > 1000 * self._config.audit_interval_s
         due = due and not found.stopped
         if found.lost - audited or due:
             try:
@@ -159,7 +170,8 @@ class Auditor:
                 await self._write(msgspec.structs.replace(state, gone_s=self._gone.saved()), before)
                 raise
             audited, self._audited_at = found.lost | audited, now
-            audit_time_ms = time.time_ns() // 1_000_000
+            self._leaving_here &= registered
+            audit_time_ms = round(1000 * self._wall())
             self._places = places
         else:
             self._audited_at = audited_at

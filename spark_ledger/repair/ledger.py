@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from spark_ledger.client.context import ClientContext
 from spark_ledger.errors import (
@@ -17,6 +17,7 @@ from spark_ledger.errors import (
 )
 from spark_ledger.limits.repair import TARGETS_TRIED_MAX
 from spark_ledger.metadata.base import Operation
+from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.protocol.ensemble import replace_bookies
 from spark_ledger.protocol.events import (
     ChooseBookies,
@@ -26,6 +27,7 @@ from spark_ledger.protocol.events import (
 )
 from spark_ledger.repair.copying import Access, Copier, TargetFailedError
 from spark_ledger.repair.held import HeldPart, held_parts
+from spark_ledger.repair.nodes import that_stay
 from spark_ledger.repair.plan import (
     FinalFragment,
     LaneCopy,
@@ -73,14 +75,14 @@ class LedgerRepair:
         self._errors: list[LedgerError] = []
         self._copied: dict[int, BookieId] = {}
         """Who has the copies of the lost members of a fragment, and is not named yet."""
-        self._also: Sequence[Operation] = ()
+        self._also: Callable[[], Sequence[Operation]] = tuple
 
     async def run(
-        self, lost: frozenset[BookieId], also: Sequence[Operation] = ()
+        self, lost: frozenset[BookieId], also: Callable[[], Sequence[Operation]] = tuple
     ) -> Versioned[LedgerMetadata]:
         """Bring each final fragment to WQ copies, on bookies that are not lost; the metadata then.
 
-        ``also``: what shall happen once the ledger lacks nothing. If the last change of the
+        ``also``: tells what shall happen once the ledger lacks nothing. If the last change of the
         metadata brings it there, it happens in the transaction of that, see ``is_settled``.
 
         Raises NotEnoughBookiesError, NoSuchEntryError, BookieUnavailableError, ConflictError and
@@ -88,7 +90,7 @@ class LedgerRepair:
         """
         fragments = final_fragments(self._ledger.value)
         for fragment in fragments:
-            self._also = also if fragment is fragments[-1] else ()
+            self._also = also if fragment is fragments[-1] else tuple
             for step in (self._copy_lost, self._refill_others, self._name_copied, self._spread):
                 try:
                     await step(fragment, lost)
@@ -265,7 +267,7 @@ class LedgerRepair:
 
         What is written stands on metadata that were read before the copies were made. If others
         are there now, the bookies are asked again: one of them may have given its copy back, which
-        changes the metadata first (rule G9).
+        changes the metadata first (rule G9). Who is taken out of the cluster is not named (R10).
         """
         for attempt in range(_CONFLICTS_MAX):
             wanted = renamed(self._ledger.value, fragment, replacements)
@@ -274,9 +276,11 @@ class LedgerRepair:
             if attempt:
                 await self._ask_again(fragment, replacements, lost)
             lacks = self._errors or self.unknown or all_names(wanted) & lost
-            also = () if attempt or lacks else self._also
+            parts = await self._refuse_gone(replacements)
+            also = () if attempt or lacks else self._also()
+            parts += also
             command = WriteMetadata(wanted, self._ledger.version)
-            answer = await self._context.write_metadata(command, closes=False, also=also)
+            answer = await self._context.write_metadata(command, closes=False, also=parts)
             if isinstance(answer, MetadataFailed):
                 raise answer.error
             self._ledger = Versioned(answer.metadata, answer.version)
@@ -288,6 +292,20 @@ class LedgerRepair:
                 f"ledger {self._ledger.value.ledger_id}: its fragment at entry {fragment.first} "
                 "was changed by somebody else meanwhile"
             )
+
+    async def _refuse_gone(self, replacements: Mapping[int, BookieId]) -> list[Operation]:
+        """The parts of a transaction that fails if a new bookie has begun to leave (rule R10).
+
+        Raises BookieUnavailableError if one is leaving, or has left the cluster.
+        """
+        store, targets = self._context.store, replacements.values()
+        parts = await that_stay(store, targets)
+        registered = self._context.directory.get
+        if absent := [each for each in targets if registered(each) is None]:
+            known = await BookieRegistry(store).list_cookies()
+            if forgotten := sorted(set(absent).difference(known)):
+                raise BookieUnavailableError(f"bookie {forgotten[0]} has left the cluster")
+        return parts
 
 
 def _access(ledger: LedgerMetadata, copy_key: bytes) -> Access:

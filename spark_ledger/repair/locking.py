@@ -33,8 +33,16 @@ class HeldLock:
     path: str
     key: bytes
     """The fresh copy key whose hash stands in it."""
+    store: MetadataStore
+    connections: int
+    """Of the store when it was taken, or before."""
     is_released: bool = False
     """Its node went in a transaction of whoever holds it."""
+
+    @property
+    def may_be_lost(self) -> bool:
+        """Whether its session may have ended since: then another worker's may stand there."""
+        return self.store.connections != self.connections
 
 
 @asynccontextmanager
@@ -48,7 +56,7 @@ async def repair_lock(
     lock, key = lock_path(ledger_id), copy_key(secrets.token_bytes(COPY_SECRET_BYTES))
     holder = encode_node(RepairLock(key_hash=access_key_hash(key)))
     held = _HELD.setdefault(store, set())
-    is_taken = False
+    is_taken, connections = False, store.connections
     if ledger_id not in held:
         held.add(ledger_id)
         try:
@@ -64,14 +72,15 @@ async def repair_lock(
     if not is_taken:
         yield None
         return
-    taken = HeldLock(lock, key)
+    taken = HeldLock(lock, key, store, connections)
     try:
         yield taken
     finally:
         held.discard(ledger_id)
         try:
             with contextlib.suppress(LedgerError):
-                if not taken.is_released:
+                is_ours = not taken.is_released
+                if is_ours and (not taken.may_be_lost or await store.is_own(lock)):
                     await store.delete(lock)
         except asyncio.CancelledError:
             await _give_up(store, lock)

@@ -17,13 +17,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Collection
 from typing import Final
 
 import msgspec
 
-from spark_ledger.errors import ConflictError, NotFoundError
-from spark_ledger.metadata.base import MetadataStore
-from spark_ledger.metadata.cookies import LEAVING_PATH
+from spark_ledger.errors import BookieUnavailableError, ConflictError, NotFoundError
+from spark_ledger.metadata.base import Create, Delete, MetadataStore, Operation
+from spark_ledger.metadata.cookies import LEAVING_PATH, leaving_path
 from spark_ledger.metadata.json_nodes import Count, Node, Seconds, read_or_renew, write_node
 from spark_ledger.metadata.unsettled import id_path
 from spark_ledger.types import BookieId, LedgerId
@@ -66,7 +68,7 @@ class AuditState(Node, frozen=True, kw_only=True):
     audited: tuple[str, ...] = ()
     """Lost bookies for which all ledgers were looked at."""
     audit_time_ms: Count = 0
-    """When all ledgers were looked at last."""
+    """When all ledgers were looked at last, or the cluster's first auditor began."""
     stopped: str = ""
     """Why nothing is marked; empty if nothing is in the way."""
 
@@ -153,6 +155,24 @@ async def mark(
 async def leaving(store: MetadataStore) -> frozenset[BookieId]:
     """The bookies that an operator takes out of the cluster."""
     return frozenset(BookieId(name) for name in await store.children(LEAVING_PATH))
+
+
+async def that_stay(store: MetadataStore, bookies: Collection[BookieId]) -> list[Operation]:
+    """The parts of a transaction that fails with ConflictError if one of the bookies has been told
+    to leave by then (rule R10): its node cannot be created, or is gone at once.
+
+    Raises BookieUnavailableError if one is leaving now.
+    """
+    told = await store.listing(LEAVING_PATH)
+    if gone := sorted(set(told.value).intersection(bookies)):
+        raise BookieUnavailableError(
+            f"bookie {gone[0]} is taken out of the cluster: it is named for no copy any more"
+        )
+    if told.version < 0:
+        with contextlib.suppress(ConflictError):
+            await store.create(LEAVING_PATH, b"")
+    paths = [leaving_path(each) for each in bookies]
+    return [part for path in paths for part in (Create(path, b""), Delete(path))]
 
 
 async def count_done(store: MetadataStore, more: RepairDone, attempts: int = 5) -> None:

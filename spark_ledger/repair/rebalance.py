@@ -85,7 +85,7 @@ class Rebalance:
         self._ledgers = LedgerStore(client.store)
         self._throttles = Throttles(config.bytes_per_s, config.source_bytes_per_s)
         self._refused: set[BookieId] = set()
-        """They took no copy in this pass."""
+        """They took no copy in this pass, or were told to leave in it."""
         self._begun = 0
         """Moves that were begun and not given back."""
 
@@ -103,7 +103,8 @@ class Rebalance:
             return await self._run()
         finally:
             with contextlib.suppress(LedgerError):  # it goes with the session
-                await self._store.delete(REBALANCE_PATH)
+                if await self._store.is_own(REBALANCE_PATH):
+                    await self._store.delete(REBALANCE_PATH)
 
     async def _run(self) -> Rebalanced:
         balance = await self._look()
@@ -214,6 +215,7 @@ class Rebalance:
         self, balance: Balance, ledger_id: LedgerId, key: bytes, result: Rebalanced
     ) -> bool:
         """Move one copy, chosen from the metadata as they are now; whether there may be another."""
+        self._refused |= await leaving(self._store)  # it may have begun since the last pass did
         ledger = await self._ledgers.read_latest(ledger_id)
         move = self._next_move(balance, ledger.value)
         if move is None or not self._may_begin:

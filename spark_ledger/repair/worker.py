@@ -45,7 +45,7 @@ from spark_ledger.limits.repair import (
     REPAIR_UNTOLD_AGAIN_S,
     REPAIRS_AT_ONCE,
 )
-from spark_ledger.metadata.base import Delete, MetadataStore
+from spark_ledger.metadata.base import Delete, MetadataStore, Operation
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.json_nodes import (
     decode_node,
@@ -362,11 +362,15 @@ class Worker:
                 ledger = await self._ledgers.read_latest(ledger_id)
         context, counts = self._client.context, self._uncounted
         repair = LedgerRepair(context, ledger, lock.key, self._throttles, counts)
+
         # In one transaction with the last name: of many small ledgers each write counts.
-        done = (Delete(mark_path, marked.version), Delete(lock.path))
-        ledger = await repair.run(lost, () if still_open else done)
+        def done() -> list[Operation]:
+            unlocks = [] if lock.may_be_lost else [Delete(lock.path)]
+            return [Delete(mark_path, marked.version), *unlocks]
+
+        ledger = await repair.run(lost, tuple if still_open else done)
         if repair.is_settled:
-            lock.is_released = True
+            lock.is_released = not lock.may_be_lost
             self._uncounted["ledgers"] += 1
             await self._unmarked(ledger_id, mark_path)
             return

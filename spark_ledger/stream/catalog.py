@@ -11,8 +11,12 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from spark_ledger.errors import (
+    ConfigurationError,
     ConflictError,
+    CorruptionError,
     DataLossError,
+    LedgerError,
+    MetadataRestoredError,
     NoSuchLedgerError,
     NoSuchStreamError,
     NotFoundError,
@@ -196,25 +200,37 @@ class StreamCatalog:
             if config is not None and not config.value.deleted
         ]
 
-    async def delete(self, name: str) -> None:
-        """Delete a stream with its rows.
+    async def delete(self, name: str, *, only: str | None = None) -> None:
+        """Delete a stream with its rows; ``only``: if it is the one of this id.
 
         It is marked first, so that no commit is made any more and no reader opens it. Then its
         ledgers are deleted, those that name others last, then its nodes. After a crash a second
         call finishes the work.
-        Raises NoSuchStreamError, RetryableError if its nodes keep changing meanwhile.
+        Raises NoSuchStreamError, RetryableError if its nodes keep changing meanwhile,
+        CorruptionError if the node of a ledger cannot be read, once the others are deleted.
         """
         nodes = StreamNodes(self._store, name)
-        config = await self._mark_deleted(nodes)
+        config = await self._mark_deleted(nodes, only)
         for ledger_ids in await self._named_ledgers(nodes, config.value):
+            unread: list[LedgerError] = []
             for batch in _batches(sorted(ledger_ids), _LEDGERS_AT_ONCE):
-                await run_all(self._delete_ledger(each, config.value) for each in batch)
+                found = await run_all(self._delete_ledger(each, config.value) for each in batch)
+                unread += [error for error in found if error is not None]
+            if unread:  # what leads to them stays
+                raise CorruptionError(
+                    f"stream {name!r} is deleted but for {len(unread)} of its ledgers, whose "
+                    f"metadata cannot be read: {unread[0]}"
+                ) from unread[0]
         await self._delete_nodes(nodes, config)
 
-    async def _mark_deleted(self, nodes: StreamNodes) -> Versioned[StreamConfig]:
+    async def _mark_deleted(
+        self, nodes: StreamNodes, only: str | None = None
+    ) -> Versioned[StreamConfig]:
         """Set ``deleted``. Every commit checks the configuration's version, so none follows."""
         while True:
             config = await nodes.config()
+            if only not in (None, config.value.stream_id):
+                raise nodes.no_such_stream()  # it is gone, and the name taken again (rule T7)
             if config.value.deleted:
                 return config
             marked = replace(config.value, deleted=True)
@@ -267,14 +283,20 @@ class StreamCatalog:
         rows, lists = (set[LedgerId]().union(*sets) for sets in zip(*found, strict=True))
         return rows, lists
 
-    async def _delete_ledger(self, ledger_id: LedgerId, config: StreamConfig) -> None:
-        """Delete a ledger, unless it was made for another stream, whose commits may name it."""
+    async def _delete_ledger(self, ledger_id: LedgerId, config: StreamConfig) -> LedgerError | None:
+        """Delete a ledger, unless it was made for another stream, whose commits may name it. The
+        error if nobody can tell: it keeps no other waiting (rule K6)."""
         try:
             metadata = await self._ledgers.ledger_metadata(ledger_id)
         except NoSuchLedgerError:
-            return
+            return None
+        except MetadataRestoredError:
+            raise
+        except (CorruptionError, ConfigurationError) as error:
+            return error
         if metadata.custom_metadata.get(TAG_STREAM_ID) == config.stream_id:
             await self._ledgers.delete_ledger(ledger_id)
+        return None
 
     async def _delete_nodes(self, nodes: StreamNodes, config: Versioned[StreamConfig]) -> None:
         """Delete the nodes, until they are gone or are those of a new stream of that name."""

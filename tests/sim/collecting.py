@@ -325,7 +325,7 @@ class _Run:
         """Note what each mark covers, if no restore came since the one before."""
         renew, name = mark.renew, self._node.bookie_id
 
-        async def covering(*, accept: bool = False, kept_below: int | None = None) -> None:
+        async def covering(*, accept: str | None = None, kept_below: int | None = None) -> None:
             before, taken = self._restored(), frozenset(self._node.promises.acknowledged)
             await renew(accept=accept, kept_below=kept_below)
             collections, now = self._all, self._restored()

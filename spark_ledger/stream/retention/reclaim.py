@@ -11,7 +11,14 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple, Protocol
 
-from spark_ledger.errors import ConflictError, DataLossError, NotFoundError
+from spark_ledger.errors import (
+    ConfigurationError,
+    ConflictError,
+    CorruptionError,
+    DataLossError,
+    MetadataRestoredError,
+    NotFoundError,
+)
 from spark_ledger.limits.stream import DROPPED_PER_STEP, DROPPING_LEDGERS_MAX, LIVE_NAMES_MAX
 from spark_ledger.metadata.base import Check, Operation, Put
 from spark_ledger.stream.commit.commit_log import CommitLog, NamedLedgers
@@ -62,6 +69,12 @@ class LiveNames:
         self._last: dict[LedgerId, int] = {}
         self._next_commit: int | None = None
         self._packs = Packs()
+        self.looked_upto = 0
+        """Dropped commits below it were looked at, also behind one whose ledger waits; ``left_at``:
+        from which of them on, a step's worth each, some more were left."""
+        self.left_at: set[int] = set()
+        self.unreadable: set[LedgerId] = set()
+        """Ledgers of dropped rows whose nodes cannot be read, which the log has named."""
 
     async def named(
         self,
@@ -120,6 +133,8 @@ class Reclaimer:
         self._store = packs
         self._packs = Packs()
         self._deleted = 0
+        self._behind: int | None = None
+        """Where the rows of commits go on behind one whose ledger cannot be deleted yet."""
 
     async def step(self, upto: int) -> Reclaimed:
         """Give back the space of commits below ``upto``, which were dropped, or of some of them.
@@ -140,6 +155,8 @@ class Reclaimer:
             self._packs = (await self._store.read()).value if config.value.has_packs else Packs()
         if before is None:  # of the former format: now it has a root
             return Reclaimed(0, 0, is_done=upto == 0)
+        if self._behind is not None:
+            return await self._step_behind(self._behind, upto, head.next_commit)
         root = before.value
         end = min(upto, first + DROPPED_PER_STEP)
         if first >= end and not any(root.is_dropped(page) for page in root.pages()):
@@ -153,7 +170,29 @@ class Reclaimer:
         for ledgers in await self._pages_below(root, dropped):
             await self._delete_all(ledgers)
         await self._write_root(before, root.trimmed(dropped))
-        return Reclaimed(self._deleted, dropped - first, is_done=dropped >= upto or dropped < end)
+        # If the root stays, what can go behind it goes.
+        self._names.left_at.difference_update(range(first, end))
+        self._behind = end if dropped < end < upto else None
+        return Reclaimed(self._deleted, dropped - first, is_done=end >= upto)
+
+    async def _step_behind(self, behind: int, upto: int, next_commit: int) -> Reclaimed:
+        """Delete ledgers of rows behind a commit whose ledger waits, perhaps for ever. What leads
+        to them stays (rule T18): these commits are looked at again when the root comes to them.
+
+        A later visit goes on where the last one was, and looks again only where some were left.
+        """
+        names = self._names
+        again = [each for each in names.left_at if each >= behind]
+        start = min(again, default=max(behind, names.looked_upto))
+        end = min(upto, start + DROPPED_PER_STEP)
+        if start < end:
+            named = await self._named(start, end)
+            left = await self._delete_rows(named, range(end, next_commit), names)
+            first = [n for n, each in named.items() if each.rows & left][:1]
+            names.left_at = names.left_at.difference(range(start, end)).union(first)
+            names.looked_upto = max(names.looked_upto, end)
+        self._behind = end if end < upto else None
+        return Reclaimed(self._deleted, 0, is_done=end >= upto)
 
     async def _named(self, first: int, end: int) -> dict[int, NamedLedgers]:
         """The ledgers that dropped commits name, as far as their pages are there."""
@@ -222,7 +261,16 @@ class Reclaimer:
         left: set[LedgerId] = set()
         free: list[Versioned[LedgerMetadata]] = []
         for ledger_id in sorted(candidates):
-            ledger = await self._ours(ledger_id)
+            try:
+                ledger = await self._ours(ledger_id)
+            except MetadataRestoredError:
+                raise
+            except (CorruptionError, ConfigurationError) as error:
+                if ledger_id not in self._names.unreadable:
+                    logger.warning("ledger %d of dropped rows is left: %s", ledger_id, error)
+                self._names.unreadable.add(ledger_id)
+                left.add(ledger_id)  # nobody can tell whose it is (rule K6)
+                continue
             if ledger is None:
                 continue
             if ledger.value.is_closed and len(free) < DROPPING_LEDGERS_MAX:

@@ -31,7 +31,7 @@ def test_ledger_that_is_taken_while_a_mark_is_written_has_another(*, by_a_pass: 
         collector, marks = world.collector(), 0
         renew_now = collector._mark.renew
 
-        async def renew(*, accept: bool = False, kept_below: int | None = None) -> None:
+        async def renew(*, accept: str | None = None, kept_below: int | None = None) -> None:
             nonlocal marks
             marks += 1
             await renew_now(accept=accept, kept_below=kept_below)

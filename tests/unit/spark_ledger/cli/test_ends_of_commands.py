@@ -6,7 +6,7 @@ import asyncio
 import errno
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +18,7 @@ from spark_ledger.cli.inspection import BookieRow
 from spark_ledger.cli.safety import Standing
 from spark_ledger.cli.usage import Usage
 from spark_ledger.client.ledger_client import LedgerClient
-from spark_ledger.errors import ConflictError
+from spark_ledger.errors import ConflictError, MetadataRestoredError
 from spark_ledger.keeper import keeper as keeper_module
 from spark_ledger.keeper import nodes
 from spark_ledger.keeper.config import KeeperConfig
@@ -261,3 +261,57 @@ def test_keeper_that_is_not_elected_marks_nothing_for_repair(
     monkeypatch.setattr(service, "run_repair", run_repair)
     asyncio.run(main())
     assert marks == [is_elected]
+
+
+def test_keeper_whose_repair_fails_ends_with_that_and_leaves_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A bug of ours: the bookie beside it starts another keeper."""
+    ended: list[str] = []
+
+    async def keep(stop: asyncio.Event) -> None:
+        try:
+            await stop.wait()
+        finally:
+            ended.append("keeper")
+
+    async def run_repair(*_: Any) -> None:
+        await asyncio.sleep(0.01)
+        raise ValueError("a bug")
+
+    async def main() -> None:
+        keeper = SimpleNamespace(run=keep, is_elected=True)
+        given: Any = (None, keeper, WANTED, asyncio.Event())
+        with pytest.raises(ValueError, match="a bug"):
+            async with asyncio.timeout(10.0):
+                await keeper_commands._work(*given)
+
+    monkeypatch.setattr(service, "run_repair", run_repair)
+    asyncio.run(main())
+    assert ended == ["keeper"]
+
+
+@pytest.mark.parametrize("keeper_fails", [True, False])
+def test_keeper_runs_on_behind_repair_that_has_ended(
+    monkeypatch: pytest.MonkeyPatch, keeper_fails: bool
+) -> None:
+    ran: list[str] = []
+
+    async def keep(_stop: asyncio.Event) -> None:
+        await asyncio.sleep(0.05)
+        ran.append("keeper")
+        if keeper_fails:
+            raise MetadataRestoredError("ZooKeeper went back")
+
+    async def run_repair(*_: Any) -> None:
+        ran.append("repair")
+
+    async def main() -> None:
+        keeper = SimpleNamespace(run=keep, is_elected=True)
+        given: Any = (None, keeper, WANTED, asyncio.Event())
+        with pytest.raises(MetadataRestoredError) if keeper_fails else nullcontext():
+            await keeper_commands._work(*given)
+
+    monkeypatch.setattr(service, "run_repair", run_repair)
+    asyncio.run(main())
+    assert ran == ["repair", "keeper"]

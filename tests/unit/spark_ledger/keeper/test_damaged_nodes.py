@@ -6,7 +6,12 @@ import logging
 
 import pytest
 
-from spark_ledger.errors import ConflictError, NotFoundError, OutcomeUnknownError
+from spark_ledger.errors import (
+    ConflictError,
+    CorruptionError,
+    NotFoundError,
+    OutcomeUnknownError,
+)
 from spark_ledger.keeper import streams
 from spark_ledger.keeper.keeper import Keeper
 from spark_ledger.keeper.nodes import (
@@ -29,9 +34,11 @@ from spark_ledger.keeper.nodes import (
     read_swept,
 )
 from spark_ledger.metadata.base import MetadataStore
+from spark_ledger.metadata.ledgers import ledger_path
 from spark_ledger.metadata.memory import MemoryMetadataStore
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.model import Retention
+from spark_ledger.types import LedgerId
 from tests.unit.spark_ledger.client.world import World, run
 from tests.unit.spark_ledger.keeper.test_audit import CONFIG, ids, left
 from tests.unit.spark_ledger.keeper.test_optimizing import looked, optimized, packed
@@ -211,5 +218,36 @@ def test_look_of_an_audit_past_a_damaged_page_writes_nothing() -> None:
         assert [each.ledger.value.ledger_id for each in found] == ids(lost)
         assert found[0].noted_s is None
         assert (await store.get(audit_page_path(0))).value == b"{"
+
+    run(test)
+
+
+def test_ledger_that_cannot_be_read_keeps_the_space_of_no_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Nor the keeper, nor who deletes the stream, stops at it; it stays, with what leads to it."""
+
+    async def test(world: World) -> None:
+        clock, user = Clock(), await world.client()
+        stream = await new_stream(user)
+        await closed_commits(world, stream, 6)
+        before = sorted(await ledgers(world))
+        dropped, live, damaged = before[:4], before[4:], (before[1], before[4])
+        await stream.retention.truncate((4,))
+        for ledger_id in damaged:
+            path = ledger_path(LedgerId(ledger_id))
+            node = await user.store.get(path)
+            await user.store.put(path, b"?", node.version)
+        cared = await elected(world, clock)
+        await passes(cared, clock, 600)
+        assert await ledgers(world) == {damaged[0], *live}, f"of {dropped}"
+        assert caplog.text.count(f"ledger {damaged[0]} of dropped rows is left") == 1
+        with pytest.raises(CorruptionError, match="deleted but for 2 of its ledgers"):
+            await StreamCatalog(user).delete("s")
+        assert await ledgers(world) == set(damaged)
+        for ledger_id in damaged:
+            await user.delete_ledger(ledger_id)
+        await StreamCatalog(user).delete("s")
+        assert await user.store.children("streams") == []
 
     run(test)

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from spark_ledger.errors import NotFoundError
+from spark_ledger.keeper.nodes import EPOCH_PATH
+from spark_ledger.metadata.memory import MemoryMetadataStore
+from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.nodes import StreamNodes
 from spark_ledger.types import Versioned
-from tests.unit.spark_ledger.client.world import World, run
-from tests.unit.spark_ledger.keeper.world import Clock, keeper, new_stream, passes, task, unsettled
+from tests.unit.spark_ledger.client.world import World, run, run_virtually
+from tests.unit.spark_ledger.keeper.world import (
+    SCHEMA,
+    Clock,
+    keeper,
+    new_stream,
+    passes,
+    read,
+    rows,
+    task,
+    unsettled,
+)
 
 
 def test_stream_that_a_server_that_lags_does_not_know_keeps_its_ledgers() -> None:
@@ -45,5 +60,65 @@ def test_keeper_that_is_elected_again_behind_another_one_works_again() -> None:
             await passes(cared, clock, 200)
             assert await unsettled(world) == ([], [])
             await cared._election.resign()
+
+    run(test)
+
+
+def test_keeper_whose_epoch_a_candidate_that_was_cut_off_has_raised_works_on() -> None:
+    """That one had won the place, and lost its session before it came to the epoch."""
+
+    async def test(world: World) -> None:
+        clock, client = Clock(), await world.client()
+        cut, cared = await keeper(world, clock), await keeper(world, clock, pass_s=0.2)
+        store, stop = cut._store, asyncio.Event()
+        assert isinstance(store, MemoryMetadataStore)
+        real, running = store.get_latest, list[asyncio.Task[None]]()
+
+        async def late(path: str) -> Versioned[bytes]:
+            if path == EPOCH_PATH and not running:
+                store.expire()
+                running.append(asyncio.create_task(cared.run(stop)))
+                await asyncio.sleep(2)
+                assert cared.is_elected
+            return await real(path)
+
+        store.get_latest = late  # type: ignore[method-assign]
+        assert await cut.elect(), "for all that it knows"
+        assert not await cut._election.is_won()
+        await new_stream(client)
+        await task(world, 1)  # unnamed, and its writer is gone
+        for _ in range(40):
+            clock.now += 10.0
+            await asyncio.sleep(0.2)
+        assert await unsettled(world) == ([], [])
+        stop.set()
+        await running[0]
+
+    run_virtually(test)
+
+
+def test_new_stream_of_the_name_of_one_whose_deletion_is_finished_stays() -> None:
+    """Whoever was at the deletion ends it while the keeper is about to, and makes another."""
+
+    async def test(world: World) -> None:
+        catalog = StreamCatalog(await world.client())
+        await catalog.create("s", SCHEMA)
+        await catalog._mark_deleted(StreamNodes(catalog._store, "s"))
+        clock = Clock()
+        cared = await keeper(world, clock)
+        await cared.elect()
+        await passes(cared, clock, 60)
+        streams = cared._stream_keeper
+        delete = streams._streams.delete
+
+        async def overtaken(name: str, **only: str) -> None:
+            await catalog.delete("s")
+            await (await catalog.create("s", SCHEMA)).append(rows(1, 2, 3))
+            await delete(name, **only)
+
+        streams._streams.delete = overtaken  # type: ignore[method-assign, assignment]
+        await passes(cared, clock, 60)
+        assert await read(await catalog.open("s")) == [1, 2, 3]
+        assert not streams.last_error and not streams.done["streams"]
 
     run(test)

@@ -15,6 +15,7 @@ from spark_ledger.metadata.unsettled import (
     UNNAMED_PATH,
     id_path,
     newest_pages,
+    page_numbers,
     pages,
 )
 from spark_ledger.types import (
@@ -197,6 +198,21 @@ def test_newest_pages_are_the_last_ones_also_at_a_border(count: int) -> None:
         whole = [[7], [99_989_999], [99_990_000, 99_999_999], [100_000_000], [100_020_000]]
         whole += [[9_999_999_999], [10**10]]
         assert [page.ids for page in found] == whole[-count:]
+
+    asyncio.run(main())
+
+
+def test_names_that_are_no_pages_are_passed_over() -> None:
+    """Whoever puts nodes of his own there stops neither audits nor repair."""
+
+    async def main() -> None:
+        store = MemoryTree().open_session()
+        await store.create(id_path(LEDGERS_PATH, LedgerId(7)), b"")
+        for name in ("tmp", "1", "00/tmp0", "00/1", "00/00000", "tmp0/0000"):
+            await store.create(f"{LEDGERS_PATH}/{name}/L0001", b"")
+        assert await page_numbers(store, LEDGERS_PATH) == [0]
+        assert [page.ids async for page in pages(store, LEDGERS_PATH)] == [[7]]
+        assert [page.ids for page in await newest_pages(store, LEDGERS_PATH, 9)] == [[7]]
 
     asyncio.run(main())
 

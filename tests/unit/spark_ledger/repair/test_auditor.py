@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -15,6 +15,7 @@ from spark_ledger.repair.auditor import Auditor
 from spark_ledger.repair.nodes import STATE_PATH, AuditState, mark_root
 from spark_ledger.types import BookieId
 from tests.unit.spark_ledger.client.world import World, run_virtually
+from tests.unit.spark_ledger.keeper.world import Clock
 from tests.unit.spark_ledger.repair.world import AUDIT, crew, give_cookies, lacking, lose, marked
 
 
@@ -136,3 +137,38 @@ def test_pass_that_fails_keeps_what_is_known_of_the_bookies_before() -> None:
         assert set(after.value.gone_s) == {"b0", "b2"}
 
     run_virtually(test, bookies=6)
+
+
+def test_audit_of_each_day_is_made_though_no_auditor_lives_for_a_day() -> None:
+    """The next one goes on from when the one before looked, and a clock that is put back, or that
+    was years ahead, puts it off by an interval at most."""
+
+    async def test(world: World) -> None:
+        day, hour = 86_400.0, 3600.0
+        wall, audits = 1e9, list[float]()
+
+        async def pass_of_another() -> None:
+            auditor = Auditor(await world.client(), AUDIT, clock=Clock(), wall=lambda: wall)
+            audit = auditor.audit
+
+            async def noted(*given: Any) -> int:
+                audits.append(wall)
+                return await audit(*given)
+
+            auditor.audit = noted  # type: ignore[method-assign, assignment]
+            await auditor.run_pass()
+
+        for _ in range(51):
+            await pass_of_another()
+            wall += hour
+        assert audits == [1e9 + 25 * hour, 1e9 + 50 * hour], "one more than a day later"
+        wall += 1000 * day
+        await pass_of_another()
+        wall -= 1000 * day
+        audits.clear()
+        for _ in range(26):
+            await pass_of_another()
+            wall += hour
+        assert audits == [wall - hour]
+
+    run_virtually(test, bookies=3)

@@ -7,8 +7,10 @@ import pytest
 from spark_ledger.metadata.ledgers import LEDGERS_PATH
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
 from spark_ledger.metadata.repair_locks import LOCKS_PATH, lock_path
+from spark_ledger.repair.copying import Copier
 from spark_ledger.repair.locking import repair_lock
 from spark_ledger.repair.nodes import mark
+from spark_ledger.repair.plan import LaneCopy
 from spark_ledger.types import BookieId, LedgerId
 from tests.unit.spark_ledger.client.world import World, run_virtually
 from tests.unit.spark_ledger.repair.world import crew, lacking, lose, marked
@@ -92,3 +94,49 @@ def test_lock_that_somebody_of_this_process_holds_is_not_taken_for_left_over() -
                 assert await store.is_own(lock_path(ledger_id))
 
     run_virtually(test)
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_lock_of_a_session_that_ended_is_left_to_who_took_it_since(is_lost: bool) -> None:
+    """One of a session that goes on over another connection is taken off."""
+
+    async def test(world: World) -> None:
+        store, ledger_id = (await world.client()).store, LedgerId(7)
+        assert isinstance(store, MemoryMetadataStore)
+        other = world.tree.open_session()
+        async with repair_lock(store, ledger_id) as lock:
+            assert lock is not None
+            if is_lost:
+                store.expire()
+                await other.create(lock_path(ledger_id), b"", ephemeral=True)
+            else:
+                store.reconnect()
+        assert (await other.children(LOCKS_PATH) == ["7"]) is is_lost
+
+    run_virtually(test)
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_ledger_that_is_named_behind_a_lost_session_leaves_the_lock_of_another(
+    is_lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(world: World) -> None:
+        ledger_id, other = await lost_one(world)
+        cared = await crew(world)
+        store, copy = cared.worker._client.store, Copier.copy
+        assert isinstance(store, MemoryMetadataStore)
+
+        async def late(copier: Copier, lane: LaneCopy, target: BookieId) -> None:
+            await copy(copier, lane, target)
+            if is_lost:
+                store.expire()
+                await other.create(lock_path(ledger_id), b"", ephemeral=True)
+            else:
+                store.reconnect()
+
+        monkeypatch.setattr(Copier, "copy", late)
+        await cared.worker.run_pass()
+        assert await marked(world) == {}, "and it is named all the same"
+        assert (await other.children(LOCKS_PATH) == [str(ledger_id)]) is is_lost
+
+    run_virtually(test, bookies=5)

@@ -10,8 +10,10 @@ import pytest
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import ConflictError
+from spark_ledger.metadata.base import Create
 from spark_ledger.metadata.cluster import ensure_cluster, set_placement
 from spark_ledger.metadata.cookies import leaving_path
+from spark_ledger.metadata.memory import MemoryMetadataStore
 from spark_ledger.metadata.repair_locks import lock_path
 from spark_ledger.repair.copying import Copier, TargetFailedError
 from spark_ledger.repair.nodes import REBALANCE_PATH, mark
@@ -375,5 +377,26 @@ def test_move_that_fails_counts_for_nothing() -> None:
         assert done.moves == 1 and await named_on(client, ledgers, NEW) == 1
         held = sum(share.held_bytes for name, share in done.after.items() if name == NEW)
         assert held == done.moved_bytes
+
+    run_virtually(test, bookies=5)
+
+
+def test_rebalance_that_lost_its_session_leaves_the_sign_of_another_one() -> None:
+    async def test(world: World) -> None:
+        client, other = await world.client(), world.tree.open_session()
+        store = client.store
+        assert isinstance(store, MemoryMetadataStore)
+        await before_it_came(world, client)
+        moved: list[int] = []
+
+        def told(so_far: Rebalanced) -> None:
+            moved.append(so_far.moves)
+            if len(moved) == 3:
+                store.expire()
+                world.tree.apply([Create(REBALANCE_PATH, b"")])
+
+        await Rebalance(client, CONFIG, told=told).run()
+        assert len(moved) > 3
+        assert await other.get(REBALANCE_PATH), "it is of another by now"
 
     run_virtually(test, bookies=5)
