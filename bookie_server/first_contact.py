@@ -18,7 +18,7 @@ from typing import Generic, Protocol, TypeVar
 
 from bookie_server.core.copies import CopyGrant
 from bookie_server.core.transitions import KnownLedger
-from spark_ledger.bookie_api import Done, Refusal
+from spark_ledger.bookie_api import ASKED_BY, Done, Refusal
 from spark_ledger.limits.bookie import ADDS_GO_ON_AT_ONCE
 from spark_ledger.types import BookieStatus, LedgerId
 
@@ -56,7 +56,9 @@ class NoLedgers:
 class LookUps(Generic[F]):
     """The requests that wait for a key. Everything here belongs to the service thread.
 
-    Those of one ledger go on some at a time: there may be thousands, if ZooKeeper was slow.
+    Those of one ledger go on some at a time: there may be thousands, if ZooKeeper was slow. Each
+    connection that asks for it has it looked up: the look-up of one may have to wait behind the
+    thousands that it has asked for, and nobody else shall.
     """
 
     def __init__(
@@ -68,6 +70,8 @@ class LookUps(Generic[F]):
         self._look_up = look_up
         self._post = post
         self._waiting: dict[LedgerId, deque[Callable[[F | Refusal], None]]] = {}
+        self._asking: dict[LedgerId, set[str]] = {}
+        """The connections for which a ledger is looked up, until the first answer that is one."""
         self._closed = False
 
     def is_waiting(self, ledger_id: LedgerId) -> bool:
@@ -78,11 +82,16 @@ class LookUps(Generic[F]):
         """Have a request go on once the ledger's key is known, or is not to be had."""
         if self._closed:
             resume(_closing())
-        elif ledger_id in self._waiting:
-            self._waiting[ledger_id].append(resume)
-        else:
-            self._waiting[ledger_id] = deque([resume])
-            self._look_up(ledger_id, partial(self._answered, ledger_id))
+            return
+        who = ASKED_BY.get()
+        if ledger_id not in self._waiting:
+            self._waiting[ledger_id] = deque()
+            self._asking[ledger_id] = set()
+        self._waiting[ledger_id].append(resume)
+        asking = self._asking.get(ledger_id)
+        if asking is not None and who not in asking:
+            asking.add(who)
+            self._look_up(ledger_id, partial(self._answered, ledger_id, who))
 
     def close(self) -> None:
         """Refuse what waits, and what comes."""
@@ -91,8 +100,20 @@ class LookUps(Generic[F]):
             _ledger_id, waiting = self._waiting.popitem()
             for resume in waiting:
                 resume(_closing())
+        self._asking.clear()
 
-    def _answered(self, ledger_id: LedgerId, answer: F | Refusal) -> None:
+    def _answered(self, ledger_id: LedgerId, who: str, answer: F | Refusal) -> None:
+        """A look-up has ended. One that came to nothing leaves it to those of others."""
+        asking = self._asking.get(ledger_id, set())
+        if who not in asking:
+            return  # another one has brought the answer, or it was closed meanwhile
+        asking.discard(who)
+        is_busy = isinstance(answer, Refusal) and answer.status is BookieStatus.TOO_MANY_REQUESTS
+        if not (is_busy and asking):
+            del self._asking[ledger_id]
+            self._go_on(ledger_id, answer)
+
+    def _go_on(self, ledger_id: LedgerId, answer: F | Refusal) -> None:
         """Have those go on that wait, in their order. Who comes before the last of them has gone on
         waits behind it."""
         waiting = self._waiting.get(ledger_id)
@@ -101,7 +122,7 @@ class LookUps(Generic[F]):
         for _ in range(min(len(waiting), ADDS_GO_ON_AT_ONCE)):
             waiting.popleft()(answer)
         if waiting:
-            self._post(partial(self._answered, ledger_id, answer))
+            self._post(partial(self._go_on, ledger_id, answer))
         else:
             del self._waiting[ledger_id]
 

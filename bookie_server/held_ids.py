@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from spark_ledger.errors import CorruptionError
+from spark_ledger.errors import ConfigurationError, CorruptionError
 from spark_ledger.limits.metadata import RESTORED_IDS_SKIPPED
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.ledger_ids import next_counted, raise_counter
@@ -31,7 +31,7 @@ async def pass_over_held_ids(store: MetadataStore, next_ledger_id: Callable[[], 
         if counted >= held_below:
             return
         _, now = await raise_counter(store, held_below + RESTORED_IDS_SKIPPED)
-    except (CorruptionError, OSError):
+    except (ConfigurationError, CorruptionError, OSError):
         logger.exception("nobody can tell whether ledger ids are given again")
         return
     logger.error(

@@ -10,8 +10,9 @@ from typing import TypeVar
 from bookie_server.core.copies import CopyGrant, grant_of
 from bookie_server.core.transitions import KnownLedger
 from bookie_server.first_contact import Answer, CopyAnswer, not_in_the_metadata
+from bookie_server.lookup_turns import LookupTurns
 from bookie_server.service.guard.log_bound import LogBound
-from spark_ledger.bookie_api import Refusal
+from spark_ledger.bookie_api import ASKED_BY, Refusal
 from spark_ledger.errors import CorruptionError, LedgerError, NoSuchLedgerError
 from spark_ledger.limits.bookie import (
     FIRST_CONTACT_LOOKUPS_MAX,
@@ -37,7 +38,7 @@ class MetadataKeys:
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
         self._ledgers = LedgerStore(store)
-        self._turns = asyncio.Semaphore(FIRST_CONTACT_LOOKUPS_MAX)
+        self._turns = LookupTurns(FIRST_CONTACT_LOOKUPS_MAX, FIRST_CONTACT_LOOKUPS_WAITING_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
         self.found = 0
         """Ledgers that the bookie was allowed to take: it counts up with each."""
@@ -66,10 +67,14 @@ class MetadataKeys:
         read: Callable[[LedgerId], Awaitable[F]],
         answer: Callable[[F | Refusal], None],
     ) -> None:
-        if len(self._tasks) >= FIRST_CONTACT_LOOKUPS_WAITING_MAX:
+        who = ASKED_BY.get()
+        turn = self._turns.take(who)
+        if turn is None:
             answer(_busy(ledger_id, f"{len(self._tasks)} other ledgers are looked up"))
             return
-        task = asyncio.get_running_loop().create_task(self._look_up(ledger_id, read, answer))
+        task = asyncio.get_running_loop().create_task(
+            self._look_up(ledger_id, read, answer, who, turn)
+        )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -78,12 +83,17 @@ class MetadataKeys:
         ledger_id: LedgerId,
         read: Callable[[LedgerId], Awaitable[F]],
         answer: Callable[[F | Refusal], None],
+        who: str,
+        turn: asyncio.Future[bool],
     ) -> None:
         found: F | Refusal = _busy(ledger_id, "the look-up was given up")
         try:
-            async with asyncio.timeout(FIRST_CONTACT_TIMEOUT_S), self._turns:
-                found = await read(ledger_id)
-            self.found += 1
+            async with asyncio.timeout(FIRST_CONTACT_TIMEOUT_S):
+                if await turn:
+                    found = await read(ledger_id)
+                    self.found += 1
+                else:
+                    found = _busy(ledger_id, "others that ask for less come first")
         except NoSuchLedgerError:
             found = not_in_the_metadata(ledger_id)
         except CorruptionError as error:
@@ -93,6 +103,7 @@ class MetadataKeys:
         except LedgerError as error:
             found = _busy(ledger_id, str(error))
         finally:
+            self._turns.leave(who, turn)
             if isinstance(found, Refusal):
                 logger.info("refused: %s", found.message)
             answer(found)  # whatever happened: requests wait for it

@@ -51,7 +51,7 @@ class ConnectionOptions:
     Times are seconds; None leaves the client's own default.
     """
 
-    metadata: str
+    metadata: str = field(repr=False)  # a password may be in it
     read_timeout_s: float | None = None
     speculative_read_delay_s: float | None = None
     password: Secret = NO_SECRET

@@ -12,13 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol
+from contextvars import ContextVar
+from typing import Final, NamedTuple, Protocol
 
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import NO_ENTRY, BookieStatus, EntryId, LedgerId
 
 Done = Callable[[BookieStatus, str], None]
 """Receives the answer to a change, once: a status, and a sentence when it is not OK."""
+
+
+ASKED_BY: Final[ContextVar[str]] = ContextVar("ASKED_BY", default="")
+"""The connection on whose behalf a bookie is asked: each has its share of what the bookie has to
+look up elsewhere."""
 
 
 class Refusal(NamedTuple):

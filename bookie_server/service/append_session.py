@@ -32,12 +32,13 @@ from bookie_server.service.context import CallContext
 from bookie_server.service.guard.connections import Connections
 from bookie_server.service.guard.nonsense import Nonsense
 from bookie_server.service.metrics import ServiceMetrics
-from spark_ledger.bookie_api import BookieApi, Refusal
+from spark_ledger.bookie_api import ASKED_BY, BookieApi, Refusal
 from spark_ledger.errors import MalformedMessageError
 from spark_ledger.limits.bookie import (
     ADD_COST_BYTES,
     APPEND_TURN_S,
     BOOKIE_MALFORMED_ADDS_MAX,
+    BOOKIE_UNKNOWN_ADDS_MAX,
     BOOKIE_UNSENT_RESULTS_MAX,
 )
 from spark_ledger.limits.entries import APPEND_MESSAGE_BYTES_TARGET
@@ -139,6 +140,7 @@ class AppendSession:
         self._is_waiting = False  # for its client or for room, so that a drain may interrupt it
         self._was_interrupted = False
         self._malformed = 0  # adds
+        self._unauthorized = 0  # adds since one was stored
         self._reads_since = math.inf  # while nothing is read
         self._message_bytes = APPEND_MESSAGE_BYTES_TARGET  # the size of the last one
         self._message_cost = APPEND_MESSAGE_BYTES_TARGET  # what its adds count in shares
@@ -179,6 +181,7 @@ class AppendSession:
 
         No TaskGroup: it would wrap the error by which grpc ends an aborted call.
         """
+        ASKED_BY.set(self.peer)
         self._writer = writer = asyncio.get_running_loop().create_task(self._write_results())
         writer.add_done_callback(partial(_stop_reading, self._task))
         try:
@@ -261,6 +264,8 @@ class AppendSession:
                 is_last, error = self._take_turn(adds, began)
             if not error and self._malformed > BOOKIE_MALFORMED_ADDS_MAX:
                 error = f"{self._malformed} adds of this stream were malformed"
+            if not error and self._unauthorized > BOOKIE_UNKNOWN_ADDS_MAX:
+                error = f"{self._unauthorized} adds of this stream may not be written"
             if error:
                 return error
             await self._check_refusals()
@@ -360,6 +365,7 @@ class AppendSession:
         appender.pending -= 1
         self._pending -= 1
         self._answered.add(status, entries, size_bytes, started)
+        self._unauthorized += status is BookieStatus.UNAUTHORIZED
         if status is not BookieStatus.OK:
             is_first = appender.refusal is None
             appender.refuse(last_entry, Refusal(status, message))
@@ -367,6 +373,7 @@ class AppendSession:
                 self._gate.refused.one_more(self)
         elif appender.refusal is None or last_entry < appender.refused_entry:
             appender.acknowledged = last_entry
+            self._unauthorized = 0
             appender.told, appender.note = False, ""
             self.is_known = True
         if not self._changed:  # else the writer of results is awake, and has not collected yet

@@ -34,7 +34,14 @@ from bookie_server.service.lists import list_error, next_part, refused_list
 from bookie_server.service.metrics import ServiceMetrics
 from bookie_server.service.read_path import RangeRead, read_request_error
 from bookie_server.service.requests import Requests
-from spark_ledger.bookie_api import BookieApi, Done, LedgerEnd, Refusal, refuse_reader
+from spark_ledger.bookie_api import (
+    ASKED_BY,
+    BookieApi,
+    Done,
+    LedgerEnd,
+    Refusal,
+    refuse_reader,
+)
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits.bookie import (
     BOOKIE_ANSWER_BYTES_MAX,
@@ -248,6 +255,7 @@ class BookieService:
 
     async def read(self, request: pb.ReadRequest, context: CallContext) -> None:
         """A range of entries; with ``fence`` the ledger is fenced first."""
+        ASKED_BY.set(context.peer())
         started = time.perf_counter()
         kind = Kind.FENCE if request.fence else Kind.READ
         with self._limits.admitted(kind, context.peer()) as busy:
@@ -286,6 +294,7 @@ class BookieService:
         self, request: pb.ReadLastConfirmedRequest, context: CallContext
     ) -> pb.ReadLastConfirmedResponse:
         """The end of a ledger as this bookie knows it, at once or when it has moved on."""
+        ASKED_BY.set(context.peer())
         waits = Kind.POLL if request.wait_ms else Kind.CONFIRM
         kind = Kind.FENCE if request.fence else waits
         with self._limits.admitted(kind, context.peer()) as busy:
@@ -317,6 +326,7 @@ class BookieService:
         self, request: pb.WriteLastConfirmedRequest, context: CallContext
     ) -> pb.WriteLastConfirmedResponse:
         """The LAC of idle writers."""
+        ASKED_BY.set(context.peer())
         with self._limits.admitted(Kind.CONFIRM, context.peer()) as busy:
             refusal = busy or self._refusal(context, confirm_error(request))
             if refusal is None:

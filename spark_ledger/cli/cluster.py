@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from spark_ledger.cli.arguments.settings import Settings, common_options
-from spark_ledger.cli.show.output import print_json, print_table, progress, size_text
+from spark_ledger.cli.show.output import (
+    print_json,
+    print_table,
+    progress,
+    silence_text,
+    size_text,
+)
 
 if TYPE_CHECKING:
     from spark_ledger.cli.safety import Standing
@@ -212,7 +218,9 @@ def _print_standing(found: Standing) -> None:
     states = Counter(found.bookies.values())
     click.echo("bookies    " + ", ".join(f"{n} {state}" for state, n in sorted(states.items())))
     for bookie_id, why in sorted(found.silent.items()):
-        click.echo(f"silent     {bookie_id} does not answer ({why}): its copies are not counted")
+        click.echo(f"silent     {silence_text(bookie_id, why)}")
+    for bookie_id, why in sorted(found.unbelieved.items()):
+        click.echo(f"unbelieved {bookie_id}: {why}")
     if found.unknown:
         click.echo(f"unknown    {found.unknown} ledgers cannot be looked at: {found.unknown_why}")
     if found.under_way:

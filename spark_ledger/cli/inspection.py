@@ -41,28 +41,35 @@ if TYPE_CHECKING:
     from spark_ledger.metadata.codec import OwnerNode
     from spark_ledger.metadata.collection import PassReport
     from spark_ledger.stream.retention.handle import Extent
-    from spark_ledger.transport.base import BookieDescription, Transport
+    from spark_ledger.transport.base import (
+        BookieDescription,
+        LastConfirmed,
+        ListedEntries,
+        Transport,
+    )
 
 ANSWER_TIMEOUT_S: Final = 3.0
 """A bookie that does not answer a question about itself for so long is shown as silent."""
 
 
 class Holding(NamedTuple):
-    """One bookie's part of a ledger. ``silent`` says why there is no answer; empty if there is."""
+    """One bookie's part of a ledger. ``silent`` says why there is no answer; empty if there is.
+    ``unbelieved``: what it says of the ledger's end, if that cannot be."""
 
     bookie_id: BookieId
     ranges: Sequence[tuple[EntryId, EntryId]]
     last_add_confirmed: EntryId
     fenced: bool
     silent: str = ""
+    unbelieved: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerPicture:
     """A ledger's metadata with what all its bookies, of every fragment, say of it.
 
-    ``last_add_confirmed`` is certain for a closed ledger; for an open one it is the highest that a
-    bookie has heard of, and the writer may have confirmed more.
+    ``last_add_confirmed`` is certain for a closed ledger; for an open one it is what a reader would
+    believe (rule P5), and the writer may have confirmed more.
     """
 
     metadata: LedgerMetadata
@@ -154,43 +161,63 @@ def inspect_ledger(uri: str, ledger_id: int) -> LedgerPicture:
             owner = await read_owner(store, metadata.owner) if metadata.owner else None
             names = dict.fromkeys(b for fragment in metadata.fragments for b in fragment.bookies)
             async with _transport(store) as transport:
-                holdings = await asyncio.gather(
-                    *(_holding(transport, bookie_id, metadata.ledger_id) for bookie_id in names)
-                )
-        confirmed = max((h.last_add_confirmed for h in holdings), default=NO_ENTRY)
-        if metadata.is_closed:
-            confirmed = metadata.last_entry_id
+                confirmed, holdings = await _holdings(transport, metadata, list(names))
         return LedgerPicture(metadata, confirmed, tuple(holdings), owner)
 
     return asyncio.run(run())
 
 
-async def _holding(transport: Transport, bookie_id: BookieId, ledger_id: LedgerId) -> Holding:
-    listing, end = await asyncio.gather(
-        _all_entries(transport, bookie_id, ledger_id),
-        transport.read_last_confirmed(bookie_id, ledger_id, timeout_s=ANSWER_TIMEOUT_S),
+async def _holdings(
+    transport: Transport, metadata: LedgerMetadata, names: Sequence[BookieId]
+) -> tuple[EntryId, list[Holding]]:
+    """The last entry that is confirmed, and what each bookie holds and says."""
+    from spark_ledger.cli.ends import believed_end
+
+    ledger_id, unbelieved = metadata.ledger_id, dict[BookieId, str]()
+    ends = await asyncio.gather(
+        *(
+            transport.read_last_confirmed(each, ledger_id, timeout_s=ANSWER_TIMEOUT_S)
+            for each in names
+        )
     )
-    status, ranges = listing
-    if status is not BookieStatus.OK and not status.is_denial:
-        return Holding(bookie_id, (), NO_ENTRY, False, silent=status.name.lower())
+    said = dict(zip(names, ends, strict=True))
+    confirmed = metadata.last_entry_id
+    if not metadata.is_closed:
+        of_last = {each: said[each] for each in metadata.last_fragment.bookies}
+        confirmed = await believed_end(
+            transport, metadata, of_last, ANSWER_TIMEOUT_S, unbelieved.setdefault
+        )
+    holdings = await asyncio.gather(
+        *(_holding(transport, each, ledger_id, said[each], confirmed) for each in names)
+    )
+    holdings = [each._replace(unbelieved=unbelieved.get(each.bookie_id, "")) for each in holdings]
+    return confirmed, holdings
+
+
+async def _holding(
+    transport: Transport,
+    bookie_id: BookieId,
+    ledger_id: LedgerId,
+    end: LastConfirmed,
+    confirmed: EntryId,
+) -> Holding:
+    """All pages: a ledger that is drawn is looked at as a whole."""
+    from spark_ledger.cli.listing import HeldEntries
+
+    async def ask(first: EntryId) -> ListedEntries:
+        return await transport.list_entries(bookie_id, ledger_id, first, timeout_s=ANSWER_TIMEOUT_S)
+
+    faults: list[str] = []
+    held = HeldEntries(ask, confirmed, faults.append)
+    while held.known_until is not None:
+        await held.fetch()
+    if not held.is_said:
+        why = faults[0] if faults else held.status.name.lower()
+        return Holding(bookie_id, (), NO_ENTRY, False, silent=why)
+    ranges = [(EntryId(first), EntryId(last)) for first, last in await held.take(None)]
     if end.status is not BookieStatus.OK:
         return Holding(bookie_id, ranges, NO_ENTRY, False)
     return Holding(bookie_id, ranges, end.last_add_confirmed, end.fenced)
-
-
-async def _all_entries(
-    transport: Transport, bookie_id: BookieId, ledger_id: LedgerId
-) -> tuple[BookieStatus, list[tuple[EntryId, EntryId]]]:
-    """All pages: a ledger that is drawn is looked at as a whole."""
-    ranges: list[tuple[EntryId, EntryId]] = []
-    first: EntryId | None = EntryId(0)
-    while first is not None:
-        page = await transport.list_entries(bookie_id, ledger_id, first, timeout_s=ANSWER_TIMEOUT_S)
-        if page.status is not BookieStatus.OK:
-            return page.status, []
-        ranges += page.ranges
-        first = page.next_entry
-    return BookieStatus.OK, ranges
 
 
 def cluster_bookies(uri: str) -> list[BookieRow]:

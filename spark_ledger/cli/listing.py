@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
 
 from spark_ledger.transport.base import ListedEntries
 from spark_ledger.types import BookieStatus, EntryId
@@ -16,12 +17,34 @@ from spark_ledger.types import BookieStatus, EntryId
 Ask = Callable[[EntryId], Awaitable[ListedEntries]]
 """Asks a bookie for the page from an entry on, again while it is busy."""
 
+SHORT_PAGE_ENTRIES: Final = 1_000
+"""A page that is not the last reaches further than this: it has ten thousand rows of the index."""
+
+SHORT_PAGES_MAX: Final = 100
+"""Shorter ones, of one bookie and ledger. One entry in each answer would have a command ask for
+ever."""
+
+BEYOND_MAX: Final = 2**22
+"""So far behind the known end it is looked at what a bookie holds: more than a writer sends ahead.
+What follows came since then."""
+
+ABSURD: Final = 2**40
+"""So far behind it nobody holds anything, whatever was added meanwhile."""
+
+STRETCH_ENTRIES_MAX: Final = 100_000
+"""Entries that are looked at in one turn."""
+
 
 class HeldEntries:
     """What one bookie holds, from entry 0 on; ``take`` goes forward."""
 
-    def __init__(self, ask: Ask) -> None:
+    def __init__(self, ask: Ask, last_entry: int, refuse: Callable[[str], object]) -> None:
+        """``last_entry``: where the ledger is known to end. ``refuse`` hears why a bookie that
+        says what cannot be is asked no more."""
         self._ask = ask
+        self._end = EntryId(last_entry + BEYOND_MAX)
+        self._refuse = refuse
+        self._short = 0
         self._ranges: deque[tuple[EntryId, EntryId]] = deque()
         self._next: EntryId | None = EntryId(0)
         self.status = BookieStatus.OK
@@ -40,9 +63,29 @@ class HeldEntries:
     async def fetch(self) -> None:
         """Ask for the next page."""
         assert self._next is not None, "there is one"
-        page = await self._ask(self._next)
+        first, page = self._next, await self._ask(self._next)
+        if fault := self._fault(first, page):
+            self._refuse(fault)
+            page = ListedEntries(BookieStatus.IO_ERROR, [])
         self.status, self._next = page.status, page.next_entry
-        self._ranges.extend(page.ranges)
+        self._ranges += [(a, min(b, self._end)) for a, b in page.ranges if a <= self._end]
+        if self._next is not None and self._next > self._end:
+            self._next = None
+
+    def _fault(self, first: EntryId, page: ListedEntries) -> str:
+        """What is wrong with a page; "" if nothing is."""
+        reaches = max([page.next_entry or 0, *(last for _, last in page.ranges)])
+        if reaches > self._end + ABSURD:
+            return f"it lists entries up to {reaches}, which cannot be"
+        if page.next_entry is not None and page.next_entry <= first + SHORT_PAGE_ENTRIES:
+            self._short += 1
+            if self._short > SHORT_PAGES_MAX:
+                return "it lists hardly anything in each of many answers"
+        return ""
+
+    def goes_beyond(self, entry_id: int) -> bool:
+        """Whether it is known to hold entries from there on that were not taken yet."""
+        return bool(self._ranges) and self._ranges[-1][1] >= entry_id
 
     async def take(self, end: int | None) -> list[tuple[int, int]]:
         """Ranges below ``end``, cut there, that were not taken yet. None: all of what is known."""
@@ -60,7 +103,11 @@ class HeldEntries:
 
 async def fetch_to_same_end(held: Sequence[HeldEntries], start: int) -> int | None:
     """Have everybody say what it holds from ``start`` on, a page at least; up to where all said
-    it, left out. None: to the end."""
+    it, left out, or as far as is looked at in one turn. None: to the end."""
     behind = [each for each in held if each.known_until is not None and each.known_until <= start]
     await asyncio.gather(*(each.fetch() for each in behind))
-    return min((each.known_until for each in held if each.known_until is not None), default=None)
+    end = min((each.known_until for each in held if each.known_until is not None), default=None)
+    turn_ends = start + STRETCH_ENTRIES_MAX
+    if end is None and not any(each.goes_beyond(turn_ends) for each in held):
+        return None
+    return turn_ends if end is None else min(end, turn_ends)

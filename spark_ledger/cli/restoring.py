@@ -13,11 +13,15 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from spark_ledger.errors import BookieUnavailableError, ConfigurationError, LedgerError
-from spark_ledger.limits.metadata import METADATA_TIMEOUT_S, RESTORED_IDS_SKIPPED
+from spark_ledger.limits.metadata import (
+    METADATA_TIMEOUT_S,
+    RESTORED_IDS_MAX,
+    RESTORED_IDS_SKIPPED,
+)
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.cookies import accept_newer_starts
-from spark_ledger.metadata.ledger_ids import raise_counter
+from spark_ledger.metadata.ledger_ids import next_counted, raise_counter
 from spark_ledger.metadata.ledgers import LedgerStore
 from spark_ledger.transport.base import Transport
 from spark_ledger.types import BookieId
@@ -40,7 +44,8 @@ async def accept_restored(
     """Let bookies start again, and give no id again. Repeating it is safe.
 
     Raises ConfigurationError if ``without`` names a stranger, BookieUnavailableError if a bookie
-    does not answer; bookies may start from then on, and the ids are as they were.
+    does not answer, or says what cannot be; bookies may start from then on, and the ids are as they
+    were.
     """
     members = await BookieRegistry(store).list_cookies()
     unknown = sorted(set(without) - set(members))
@@ -58,9 +63,23 @@ async def accept_restored(
             "for good with --without-bookie ID"
         )
     ledgers = await LedgerStore(store).list()
-    highest = max([*answers, *(ledger_id + 1 for ledger_id in ledgers)], default=1)
+    named = max((ledger_id + 1 for ledger_id in ledgers), default=1)
+    _check(next_ids, max(named, await next_counted(store)))
+    highest = max([*answers, named])
     before, now = await raise_counter(store, highest + RESTORED_IDS_SKIPPED)
     return Restored(before, now, len(ledgers), next_ids, sorted(map(BookieId, without)), may_start)
+
+
+def _check(next_ids: Mapping[BookieId, int], known: int) -> None:
+    """Refuse an answer that cannot be, given that the metadata know of no id from ``known`` on: ids
+    are passed over for good."""
+    for bookie_id, next_id in next_ids.items():
+        if next_id > known + RESTORED_IDS_MAX:
+            raise BookieUnavailableError(
+                f"{bookie_id} says that it knows ledger {next_id - 1}, and the metadata know none "
+                f"above {known - 1}: that cannot be, so no ids were passed over; the bookie lies "
+                f"or its disk is damaged: leave it out with --without-bookie {bookie_id}"
+            )
 
 
 async def _ask(transport: Transport, bookie_id: BookieId) -> int:

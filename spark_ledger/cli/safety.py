@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+from spark_ledger.cli.ends import believed_end
 from spark_ledger.cli.listing import HeldEntries, fetch_to_same_end
 from spark_ledger.cli.show.zones import Safety, Zone, add_zones, safety_zones
 from spark_ledger.errors import ConfigurationError, CorruptionError, NotFoundError
@@ -79,7 +80,9 @@ class Standing:
     bookies: dict[BookieId, str] = field(default_factory=dict)
     """Each bookie's state; "down": it is not registered."""
     silent: dict[BookieId, str] = field(default_factory=dict)
-    """Bookies that gave no answer: their copies are not counted."""
+    """Bookies that gave no answer, or list what cannot be: their copies are not counted."""
+    unbelieved: dict[BookieId, str] = field(default_factory=dict)
+    """Bookies that name an end which cannot be, and which one; their copies are counted."""
     worst: list[tuple[LedgerId, Safety]] = field(default_factory=list)
     """The first ledgers with a confirmed entry below AQ."""
     unknown: int = 0
@@ -164,14 +167,21 @@ class _Survey:
             return None
 
     async def _zones(self, ledger: LedgerMetadata) -> tuple[int, list[Zone]]:
-        """The last confirmed entry that anybody knows of, and the zones up to it.
+        """The last confirmed entry, as far as its bookies are to be believed, and the zones up to
+        it.
 
         An open ledger's end is asked first: entries that are confirmed at that time are held by
         their ack quorum when the bookies list what they hold.
         """
         names = sorted(all_names(ledger))
         confirmed = ledger.last_entry_id if ledger.is_closed else await self._end(ledger)
-        held = {each: HeldEntries(partial(self._held, each, ledger.ledger_id)) for each in names}
+        silence = self._found.silent.setdefault
+        held = {
+            each: HeldEntries(
+                partial(self._held, each, ledger.ledger_id), confirmed, partial(silence, each)
+            )
+            for each in names
+        }
         zones: list[Zone] = []
         start: int | None = 0
         while start is not None:
@@ -182,17 +192,20 @@ class _Survey:
         return confirmed, zones
 
     async def _end(self, ledger: LedgerMetadata) -> int:
+        silent = self._found.silent
+        asked = [each for each in ledger.last_fragment.bookies if each not in silent]
         ends = await asyncio.gather(
             *(
                 self._transport.read_last_confirmed(
                     bookie_id, ledger.ledger_id, timeout_s=ANSWER_TIMEOUT_S
                 )
-                for bookie_id in ledger.last_fragment.bookies
-                if bookie_id not in self._found.silent
+                for bookie_id in asked
             )
         )
-        known = [each.last_add_confirmed for each in ends if each.status is BookieStatus.OK]
-        return max(known, default=ledger.last_fragment.first_entry - 1)
+        said = dict(zip(asked, ends, strict=True))
+        return await believed_end(
+            self._transport, ledger, said, ANSWER_TIMEOUT_S, self._found.unbelieved.setdefault
+        )
 
     async def _held(
         self, bookie_id: BookieId, ledger_id: LedgerId, first: EntryId
@@ -277,6 +290,7 @@ def fields(found: Standing) -> Mapping[str, object]:
         "misplaced": asdict(found.misplaced),
         "bookies": found.bookies,
         "silent": found.silent,
+        "unbelieved": found.unbelieved,
         "unknown_ledgers": found.unknown,
         "worst": [
             {"ledger_id": ledger_id, "safety": safety.name.lower()}

@@ -19,6 +19,7 @@ from spark_ledger.cli.listing import HeldEntries
 from spark_ledger.client.lane_reader import wanted_run
 from spark_ledger.errors import ConfigurationError, CorruptionError, LedgerError, NotFoundError
 from spark_ledger.keeper.unlisted import IDS_PER_PAGE
+from spark_ledger.limits.bookie import BOOKIE_LEDGERS_PER_ANSWER
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.codec import decode_ledger
@@ -49,6 +50,14 @@ LEDGERS_AT_ONCE: Final = 4
 
 FAULTS_TOLD_MAX: Final = 100
 """Faults that are told one by one; all are counted."""
+
+SHORT_ANSWERS_MAX: Final = 100
+"""A bookie that lists its ledgers fills each answer but the last, or the last few while others are
+made. One id in each would have the command ask for ever."""
+
+NEVER_GIVEN_MAX: Final = 100_000
+"""Ledgers that a bookie may list though no id was given from theirs on: after ZooKeeper was
+restored from a backup there are some."""
 
 _OF_THE_LEDGER: Final = (BookieStatus.IO_ERROR, BookieStatus.UNAUTHORIZED)
 """What a bookie answers that cannot read one entry, or has a ledger under another key. All else but
@@ -120,7 +129,7 @@ class _Comparison:
         self._advance = advance
         self._found = Verified()
         self._end = 0
-        """Above every ledger that anybody has heard of."""
+        """No id from there on was given. What a bookie names there it may have made up."""
 
     async def run(self) -> Verified:
         await self._ask_all()
@@ -133,14 +142,12 @@ class _Comparison:
         return self._found
 
     async def _ask_all(self) -> None:
-        self._end = await next_counted(self._store)  # a former version does not say what it heard
         registry = BookieRegistry(self._store)
         running = {info.bookie_id for info in await registry.list()}
         for bookie_id in sorted({*running, *await registry.list_cookies()}):
             copies = self._found.bookies[bookie_id] = BookieCopies()
             try:
-                words = await self._transport.describe(bookie_id, timeout_s=ANSWER_TIMEOUT_S)
-                self._end = max(self._end, words.next_ledger_id)
+                await self._transport.describe(bookie_id, timeout_s=ANSWER_TIMEOUT_S)
             except LedgerError as error:
                 copies.silent = str(error)
 
@@ -188,7 +195,8 @@ class _Comparison:
     ) -> tuple[dict[BookieId, BookieCopies], list[str]]:
         copies: dict[BookieId, _Copy] = {}
         for bookie_id in self._asked():
-            held = HeldEntries(partial(self._held, bookie_id, ledger.ledger_id))
+            ask = partial(self._held, bookie_id, ledger.ledger_id)
+            held = HeldEntries(ask, ledger.last_entry_id, partial(self._silence, bookie_id))
             await held.fetch()
             if held.is_said:
                 copies[bookie_id] = _Copy(ledger, bookie_id, held)
@@ -235,13 +243,13 @@ class _Comparison:
                 break
             await asyncio.sleep(BUSY_PAUSE_S)
         if page.status is not BookieStatus.OK and not page.status.is_denial:
-            self._silence(bookie_id, page.status)
+            self._silence(bookie_id, _answered(page.status))
         return page
 
-    def _silence(self, bookie_id: BookieId, status: BookieStatus) -> None:
+    def _silence(self, bookie_id: BookieId, why: str) -> None:
         """It is asked no more."""
         copies = self._found.bookies[bookie_id]
-        copies.silent = copies.silent or f"it answered {status.name.lower()}"
+        copies.silent = copies.silent or why
 
     async def _compare_bytes(
         self,
@@ -285,7 +293,7 @@ class _Comparison:
                 if run is None:
                     assert ended is not None, "A chunk brings entries, or says why not."
                     if not ended.status.is_denial and ended.status not in _OF_THE_LEDGER:
-                        self._silence(bookie_id, ended.status)
+                        self._silence(bookie_id, _answered(ended.status))
                         copy.is_left = True
                         return
                     damaged(ended.entry_id, f"{ended.status.name.lower()} {ended.message}".strip())
@@ -314,17 +322,26 @@ class _Comparison:
 
     async def _look_for_others(self, bookie_id: BookieId) -> None:
         """Have a bookie list its ledgers, and look up those that the metadata do not list."""
-        first, number = 0, -1
+        first, number, short, never_given = 0, -1, 0, 0
         listed: frozenset[LedgerId] = frozenset()
+        self._end = await next_counted(self._store)
         while True:
             status, held = await self._list(bookie_id, LedgerId(first))
             if status is BookieStatus.BAD_REQUEST:
                 return await self._ask_for_each(bookie_id)
             if status is not BookieStatus.OK:
-                self._found.bookies[bookie_id].silent = f"it answered {status.name.lower()}"
-                return None
+                return self._silence(bookie_id, _answered(status))
             if not held:
                 return None
+            short += len(held) < BOOKIE_LEDGERS_PER_ANSWER
+            never_given += sum(each >= self._end for each in held)
+            if short > SHORT_ANSWERS_MAX:
+                return self._silence(bookie_id, "it lists few ledgers in each of many answers")
+            if never_given > NEVER_GIVEN_MAX:
+                return self._silence(
+                    bookie_id,
+                    f"it lists more than {NEVER_GIVEN_MAX} ledgers whose ids were not given",
+                )
             others: list[LedgerId] = []
             for ledger_id in held:
                 if ledger_id // IDS_PER_PAGE != number:
@@ -427,6 +444,10 @@ def _expected(
                 for entry_id in range(max(fragment.first_entry, start), min(fragment_end, end)):
                     if in_write_set(index, entry_id, ledger.quorums):
                         yield EntryId(entry_id)
+
+
+def _answered(status: BookieStatus) -> str:
+    return f"it answered {status.name.lower()}"
 
 
 def _tell(faults: list[str], fault: str) -> None:

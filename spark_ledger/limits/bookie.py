@@ -42,6 +42,11 @@ stored. Of more the stream that has most of them is ended, its client starts afr
 BOOKIE_MALFORMED_ADDS_MAX: Final = 16
 """On one append stream. Each is answered; a client that sends more of them is not one of ours."""
 
+BOOKIE_UNKNOWN_ADDS_MAX: Final = 256
+"""On one append stream, since an add of it was stored: adds of ledgers that are not in the
+metadata, or with a wrong key. A client of ours has a few when its ledgers are deleted; one that
+sends more looks for work to give to ZooKeeper."""
+
 BOOKIE_UNSENT_RESULTS_MAX: Final = 4_096
 """Results that wait for a client which does not read them; then its stream is not read either."""
 
@@ -53,11 +58,11 @@ it is busy. Below the time after which a writer takes it for silent."""
 
 FIRST_CONTACT_LOOKUPS_MAX: Final = 64
 """Keys that a bookie looks up at a time: some 10,000 new ledgers per second, and a stranger who
-asks for ledgers that do not exist puts no more load on ZooKeeper."""
+asks for ledgers that do not exist puts no more load on ZooKeeper. Connections take turns."""
 
 FIRST_CONTACT_LOOKUPS_WAITING_MAX: Final = 4096
-"""Ledgers whose first request waits; beyond it a bookie is busy. Entries that wait count as in
-flight."""
+"""Ledgers whose first request waits, a quarter of them of one connection; beyond it a bookie is
+busy. Entries that wait count as in flight."""
 
 # -- calls of each kind at once --------------------------------------------------------------------
 

@@ -83,6 +83,14 @@ RESTORED_IDS_SKIPPED: Final = 1_000_000
 """Ledger ids that are passed over after ZooKeeper was restored: running clients still hold blocks
 of ids, each of up to LEDGER_ID_BLOCK_MAX, that the restored counter does not know of."""
 
+RESTORED_IDS_MAX: Final = 2**40
+"""A bookie that knows ledgers so far above all that the metadata know lies, or its disk is damaged:
+nobody made as many since a backup. Its word would use up the ids, of which there are 2^63."""
+
+LEDGER_ID_END: Final = 2**63 - 1
+"""No ledger has this id or one above it: on the wire and on disks an id is a signed 64-bit
+number."""
+
 # -- registrations and who reads them --------------------------------------------------------------
 
 REGISTRATION_MARGIN_S: Final = 10.0

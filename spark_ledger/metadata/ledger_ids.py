@@ -13,11 +13,17 @@ import uuid
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from spark_ledger.errors import ConflictError, NotFoundError, OutcomeUnknownError
+from spark_ledger.errors import (
+    ConfigurationError,
+    ConflictError,
+    NotFoundError,
+    OutcomeUnknownError,
+)
 from spark_ledger.limits.metadata import (
     LEDGER_ID_BLOCK,
     LEDGER_ID_BLOCK_MAX,
     LEDGER_ID_BLOCK_S,
+    LEDGER_ID_END,
     LEDGER_ID_PAUSE_S,
     LEDGER_ID_PAUSE_S_MAX,
     METADATA_ATTEMPTS,
@@ -48,7 +54,8 @@ class LedgerIds:
     async def take(self) -> LedgerId:
         """An id that no other ledger has or had.
 
-        Raises MetadataUnavailableError, OutcomeUnknownError if no attempt brought a reply.
+        Raises MetadataUnavailableError, OutcomeUnknownError if no attempt brought a reply,
+        ConfigurationError if there are no ids left.
         """
         async with self._lock:
             if self._next == self._block_end:
@@ -69,6 +76,7 @@ class LedgerIds:
         unknown, pause_s = 0, LEDGER_ID_PAUSE_S
         while True:
             first, version = await _counted(self._store.get)
+            _check(first + count)
             try:
                 await _count(self._store, first + count, version)
                 return first
@@ -90,8 +98,10 @@ async def next_counted(store: MetadataStore) -> int:
 async def raise_counter(store: MetadataStore, at_least: int) -> tuple[int, int]:
     """Have no id below ``at_least`` given any more: the next id before, and now.
 
-    Raises MetadataUnavailableError, OutcomeUnknownError if no attempt brought a reply.
+    Raises MetadataUnavailableError, OutcomeUnknownError if no attempt brought a reply,
+    ConfigurationError if no ids would be left; the counter is as it was then.
     """
+    _check(at_least)
     unknown = 0
     while True:
         before, version = await _counted(store.get_latest)
@@ -107,6 +117,14 @@ async def raise_counter(store: MetadataStore, at_least: int) -> tuple[int, int]:
                 raise
             continue
         return before, at_least
+
+
+def _check(next_id: int) -> None:
+    if next_id > LEDGER_ID_END:
+        raise ConfigurationError(
+            f"no ledger ids are left: the next one would be {next_id}, and they end at "
+            f"{LEDGER_ID_END}; the counter is the metadata node {COUNTER_PATH!r}"
+        )
 
 
 async def _counted(

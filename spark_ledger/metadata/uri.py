@@ -15,6 +15,9 @@ DEFAULT_PORT: Final = 2181
 _SCHEME: Final = re.compile(r"(zk|https?|zookeeper):/*")
 _NO_PORT: Final = re.compile(r":(?![0-9]{1,5}(?:[,/]|$))[^,/]*")
 """A colon without a port behind it, and what follows up to the next host or the root."""
+_NOT_IN_A_ROOT: Final = "@?:"
+"""With a / in a password, what follows that is taken for the root; and a ? or : begins what other
+kinds of URI have there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,9 @@ def parse_uri(uri: str) -> ZooKeeperAddress:
     names = root.strip("/").split("/")
     if any(name in {"", ".", ".."} or not name.isprintable() for name in names):
         raise _error(shown, "it needs a root path behind the hosts, such as /ledgers")
+    if any(sign in root for sign in _NOT_IN_A_ROOT):
+        reason = "a root path has no @, ? or :, and a / in a user's name or password is written %2F"
+        raise _error(shown, reason)
     user, colon, password = credentials.partition(":")
     if at and not (user and colon and password):
         raise _error(shown, "credentials have the form user:password@")
@@ -71,7 +77,8 @@ def masked_uri(uri: str) -> str:
     """A URI, well-formed or not, without anything that may be a user's name or password.
 
     What stands before a ``@`` may be a password, and so may what follows it, when the password
-    holds a ``@`` itself. Without one, what follows a colon is a password unless it is a port.
+    holds a ``@`` itself. Without one, what follows a colon is a password unless it is a port; and
+    what follows a ``?`` may have one in it.
     """
     text = uri.strip()
     scheme = _SCHEME.match(text)
@@ -80,7 +87,8 @@ def masked_uri(uri: str) -> str:
 
 
 def _masked(text: str) -> str:
-    return _NO_PORT.sub(":***", text)
+    shown, question, _ = text.partition("?")
+    return _NO_PORT.sub(":***", f"{shown}?***" if question else shown)
 
 
 def _host(text: str, uri: str) -> str:

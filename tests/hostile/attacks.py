@@ -424,6 +424,24 @@ async def small_appends_to_many_ledgers(target: Target) -> None:
     await _append_flood(target, 1, 64, len(FLOODED_LEDGERS))
 
 
+@attack
+async def adds_to_ledgers_that_do_not_exist(target: Target) -> None:
+    """Each has to be looked up in the metadata."""
+
+    async def turn() -> None:
+        connection = await target.connect(window=MIB)
+        stream = await connection.call("Append", target.bookie_id)
+        for _number in range(14):
+            runs = [plain_run(next(target.ledgers), 0, 1, 64) for _add in range(4_096)]
+            adds = [AddCommand(1 + n, b"", False, run) for n, run in enumerate(runs)]
+            if not await connection.send(stream, message(encode_append_request(adds))):
+                break
+        await connection.close()
+        target.connections.remove(connection)
+
+    await again_and_again(turn, side_by_side=4)
+
+
 # -- the admin port --------------------------------------------------------------------------------
 
 

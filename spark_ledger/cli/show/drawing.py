@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from spark_ledger.cli.inspection import Holding, LedgerPicture
-from spark_ledger.cli.show.output import age_text, print_rich, print_table, size_text, time_text
+from spark_ledger.cli.inspection import LedgerPicture
+from spark_ledger.cli.show.output import (
+    age_text,
+    print_rich,
+    print_table,
+    silence_text,
+    size_text,
+    time_text,
+)
 from spark_ledger.cli.show.zones import Safety, Zone, fragments_with_ends, safety_zones
 from spark_ledger.stream.ledgers import purpose_of, stream_of
 
@@ -71,6 +78,7 @@ def ledger_fields(picture: LedgerPicture) -> dict[str, object]:
                 "last_add_confirmed": holding.last_add_confirmed,
                 "fenced": holding.fenced,
                 "silent": holding.silent,
+                "unbelieved": holding.unbelieved,
             }
             for holding in picture.holdings
         ],
@@ -121,7 +129,9 @@ def draw_ledger(picture: LedgerPicture) -> None:
         print_rich("no entries")
     for holding in picture.holdings:
         if holding.silent:
-            print_rich(_silence(holding), style="red")
+            print_rich(silence_text(holding.bookie_id, holding.silent), style="red")
+        if holding.unbelieved:
+            print_rich(f"{holding.bookie_id} is not believed: {holding.unbelieved}", style="red")
 
 
 def _belonging(picture: LedgerPicture) -> list[str]:
@@ -139,10 +149,6 @@ def _belonging(picture: LedgerPicture) -> list[str]:
 
 def _bookie(bookie_id: str, is_silent: bool) -> str:
     return f"{bookie_id} (silent)" if is_silent else bookie_id
-
-
-def _silence(holding: Holding) -> str:
-    return f"{holding.bookie_id} does not answer ({holding.silent}): its copies are not counted"
 
 
 def _zone_row(zone: Zone) -> tuple[object, ...]:

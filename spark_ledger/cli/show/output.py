@@ -97,6 +97,13 @@ def payload_fields(payload: bytes) -> Mapping[str, str]:
         return {"payload_base64": base64.b64encode(payload).decode()}
 
 
+def silence_text(bookie_id: str, why: str) -> str:
+    """Of a bookie whose copies are not counted. ``why``: the name of a status, or what it said that
+    cannot be, as a sentence."""
+    verdict = "is not believed" if " " in why else "does not answer"
+    return f"{bookie_id} {verdict} ({why}): its copies are not counted"
+
+
 def size_text(size_bytes: int) -> str:
     """A size for people: 1536 -> 1.5 KiB."""
     size = float(size_bytes)

@@ -76,9 +76,12 @@ def test_damaged_counter_or_index_keeps_no_bookie_from_serving(
         await pass_over_held_ids(store, fail)
         await store.create(COUNTER_PATH, b"nonsense")
         await pass_over_held_ids(store, lambda: 5)
+        await store.delete(COUNTER_PATH)
+        await pass_over_held_ids(store, lambda: 2**63)
+        assert await next_counted(store) == 1
 
     asyncio.run(main())
-    assert caplog.text.count("nobody can tell whether ledger ids are given again") == 2
+    assert caplog.text.count("nobody can tell whether ledger ids are given again") == 3
 
 
 def test_bookie_that_starts_after_a_restore_has_no_id_given_again(

@@ -60,7 +60,7 @@ def test_picture_has_what_each_bookie_of_each_fragment_says(
 
     async def create() -> None:
         fragments = (Fragment(EntryId(0), (A, B)), Fragment(EntryId(3), (A, C)))
-        made = LedgerMetadata(LedgerId(7), Quorums(2, 2, 1), fragments)
+        made = LedgerMetadata(LedgerId(7), Quorums(2, 2, 2), fragments)
         if is_closed:
             made = made.with_changes(state=LedgerState.CLOSED, last_entry_id=EntryId(9), length=90)
         await LedgerStore(MemoryMetadataStore(tree)).create(made)

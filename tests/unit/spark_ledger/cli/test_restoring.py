@@ -11,10 +11,11 @@ import pytest
 from spark_ledger.cli import inspection
 from spark_ledger.cli.restoring import Restored, accept_restored
 from spark_ledger.errors import BookieUnavailableError, ConfigurationError
+from spark_ledger.limits.metadata import LEDGER_ID_END, RESTORED_IDS_MAX
 from spark_ledger.limits.metadata import RESTORED_IDS_SKIPPED as SKIPPED
 from spark_ledger.metadata.bookies import COOKIES_PATH
 from spark_ledger.metadata.cookies import BookieCookie, decode_cookie, encode_cookie
-from spark_ledger.metadata.ledger_ids import LedgerIds, raise_counter
+from spark_ledger.metadata.ledger_ids import LedgerIds, next_counted, raise_counter
 from spark_ledger.metadata.ledgers import LedgerStore
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, MemoryTree, Outcome
 from spark_ledger.transport.base import BookieDescription
@@ -92,6 +93,31 @@ def test_bookie_that_does_not_say_is_named_and_may_start(bookies: Bookies) -> No
             await accept(store, bookies, "c")
         done = await accept(store, bookies, "b")
         assert done.without == ["b"] and done.next_ledger_id == 5 + SKIPPED
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("lie", [2**64 - 1, 2**63, LEDGER_ID_END, 50 + RESTORED_IDS_MAX + 1])
+def test_bookie_that_says_what_cannot_be_is_named_and_uses_no_ids_up(lie: int) -> None:
+    """Otherwise one liar had all ids passed over, for good: no ledger could be made any more."""
+
+    async def main() -> None:
+        store = await cluster("a", "b", ledger=20)
+        await raise_counter(store, 50)
+        with pytest.raises(BookieUnavailableError, match=r"^b says .*--without-bookie b$"):
+            await accept(store, Bookies(a=30, b=lie))
+        assert await next_counted(store) == 50
+        done = await accept(store, Bookies(a=30, b=lie), "b")
+        assert done.next_ledger_id == 30 + SKIPPED
+
+    asyncio.run(main())
+
+
+def test_bookie_that_knows_many_more_ids_than_the_backup_is_believed() -> None:
+    async def main() -> None:
+        store = await cluster("a", ledger=20)
+        done = await accept(store, Bookies(a=21 + RESTORED_IDS_MAX))
+        assert await next_counted(store) == done.next_ledger_id == 21 + RESTORED_IDS_MAX + SKIPPED
 
     asyncio.run(main())
 

@@ -77,12 +77,15 @@ def test_entries_before_the_last_fragment_are_confirmed_whoever_is_silent() -> N
     run_virtually(test)
 
 
-def test_entries_of_an_open_ledger_are_confirmed_that_one_bookie_knows_to_be() -> None:
+def test_entries_of_an_open_ledger_are_confirmed_that_more_know_to_be_than_may_lie() -> None:
     async def test(world: World) -> None:
         writer = await written(world, b"0", b"1", b"2")
         for name, last in (("b0", 0), ("b1", 2), ("b2", 1)):
             world.bookies[BookieId(name)].ledgers[writer.ledger_id].last_add_confirmed = last
-        assert (await found(world)).zones[Safety.WRITE_QUORUM].entries == 3
+        standing = await found(world)
+        assert standing.zones[Safety.WRITE_QUORUM].entries == 2
+        assert standing.zones[Safety.UNCONFIRMED].entries == 1
+        assert not standing.silent, "the one that was told first is no liar"
 
     run_virtually(test)
 

@@ -293,6 +293,7 @@ def test_cluster_status(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         misplaced=Tally(63, 64, 65),
         bookies={B0: "writable", B1: "writable", B2: "down"},
         silent={B1: "timeout"},
+        unbelieved={B0: "it says what cannot be"},
         worst=[(LedgerId(9), Safety.UNREADABLE)],
         unknown=66,
         unknown_why="a node is damaged",

@@ -74,13 +74,21 @@ def test_password_may_have_colons_and_ats_and_a_user_none(password: str) -> None
         ("zk://user:secret", "root path"),
         ("zk://user:secret/x", "port"),
         ("zk://user:1secret/x", "port"),
-        ("zk://user:se/secret@a/x", "port"),
+        ("zk://user:se/secret@a/x", "written %2F"),
         ("zk://user:a@secret", "root path"),
         ("zk://user:a@b@secret:secret/x", "port"),
         ("zk://user:secret%40a:1/x", "port|host"),
         ("zk://a:1,user:secret,b/x", "port"),
         ("zk://user:secret@/x", "not a host"),
         ("zk://user:a/secret@b/../x", "port|root"),
+        ("zk://user:2024/secret@a:1/x", "written %2F"),
+        ("zk://user:p@ss/secret@a:1/x", "written %2F"),
+        ("zk://a:1/user:secret@x", "written %2F"),
+        ("zk://a:1/user:secret", "written %2F"),
+        ("zk://a:1/secret@b", "written %2F"),
+        ("zk://a/x?auth=u:secret", "written %2F"),
+        ("zk://a:1/x?password=secret", "written %2F"),
+        ("zk://a?secret/x", "not a host"),
     ],
 )
 def test_parse_uri_refuses_and_shows_the_form(uri: str, reason: str) -> None:
@@ -119,6 +127,7 @@ def test_hosts_for_kazoo_repeats_hosts_for_long_sessions(
         ("zk://a:secret,b:2181/x", "zk://a:***,b:2181/x"),
         ("zk:/a:1/x", "zk:/a:1/x"),
         ("a:secret/x", "a:***/x"),
+        ("zk://a:1/x?auth=u:secret", "zk://a:1/x?***"),
     ],
 )
 def test_masked_uri_shows_all_that_is_no_secret(uri: str, shown: str) -> None:

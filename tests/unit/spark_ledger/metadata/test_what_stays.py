@@ -8,7 +8,13 @@ from typing import NoReturn
 
 import pytest
 
-from spark_ledger.errors import ConflictError, CorruptionError, NotFoundError
+from spark_ledger.errors import (
+    ConfigurationError,
+    ConflictError,
+    CorruptionError,
+    NotFoundError,
+)
+from spark_ledger.limits.metadata import LEDGER_ID_END
 from spark_ledger.metadata.base import Put
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.cluster import (
@@ -46,6 +52,23 @@ def test_counter_of_ids_is_raised_and_never_lowered(at_least: int, expected: int
         written = (await store.get(COUNTER_PATH)).version - before
         assert written == (expected > 50)
         assert await LedgerIds(store, random.Random(1)).take() == expected
+
+    asyncio.run(test())
+
+
+def test_ids_end_where_numbers_of_64_bits_do_and_say_so() -> None:
+    """A ledger above them could be made, and its first entry could not be written."""
+
+    async def test() -> None:
+        store = MemoryMetadataStore(MemoryTree())
+        await raise_counter(store, 50)
+        with pytest.raises(ConfigurationError, match=r"^no ledger ids are left: .*ledger-id-count"):
+            await raise_counter(store, LEDGER_ID_END + 1)
+        assert await next_counted(store) == 50
+        await raise_counter(store, LEDGER_ID_END - 1)
+        with pytest.raises(ConfigurationError, match="no ledger ids are left"):
+            await LedgerIds(store, random.Random(1)).take()
+        assert await next_counted(store) == LEDGER_ID_END - 1
 
     asyncio.run(test())
 

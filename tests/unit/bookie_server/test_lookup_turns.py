@@ -1,0 +1,222 @@
+"""Look-ups of keys take turns by connection: who asks for thousands of ledgers that do not exist
+keeps nobody else waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter, deque
+
+import pytest
+
+from bookie_server import ledger_keys
+from bookie_server.core.transitions import KnownLedger
+from bookie_server.first_contact import LookUps
+from bookie_server.ledger_keys import MetadataKeys
+from bookie_server.lookup_turns import LookupTurns
+from spark_ledger.bookie_api import ASKED_BY, Refusal
+from spark_ledger.limits.bookie import FIRST_CONTACT_LOOKUPS_MAX
+from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, MemoryTree
+from spark_ledger.types import BookieStatus, LedgerId
+from spark_ledger.wire.frame import access_key_hash
+from tests.unit.bookie_server.storage.support import Machine, formatted
+from tests.unit.bookie_server.test_first_contact import KEY, L, SlowKeys, created
+from tests.unit.virtual_time import run_in_virtual_time
+
+BUSY = BookieStatus.TOO_MANY_REQUESTS
+FLOODS = ("a", "b", "c")
+
+
+class Asking:
+    """Asks for ledgers on behalf of connections, and keeps the answers."""
+
+    def __init__(self, delay_s: float = 0.01, tree: MemoryTree | None = None) -> None:
+        store = MemoryMetadataStore(
+            tree or MemoryTree(), interpose=lambda _name, _path: Fault(delay_s=delay_s)
+        )
+        self.keys = MetadataKeys(store)
+        self.statuses: dict[str, Counter[BookieStatus]] = {}
+
+    def ask(self, who: str, count: int = 1, first: int = 100) -> None:
+        token = ASKED_BY.set(who)
+        statuses = self.statuses.setdefault(who, Counter())
+        for number in range(count):
+
+            def answered(answer: KnownLedger | Refusal) -> None:
+                statuses[answer.status if isinstance(answer, Refusal) else BookieStatus.OK] += 1
+
+            self.keys.look_up(LedgerId(first + number), answered)
+        ASKED_BY.reset(token)
+
+
+def test_newcomer_waits_for_one_round_and_not_for_the_floods() -> None:
+    async def main() -> None:
+        await created(tree := MemoryTree())
+        asking = Asking(tree=tree)
+        for who in FLOODS:
+            asking.ask(who, 1000)
+        await asyncio.sleep(0.011)
+        asking.ask("honest", first=L)
+        await asyncio.sleep(0.05)
+        assert asking.statuses["honest"] == {BookieStatus.OK: 1}
+        waiting = 3000 - sum(asking.statuses[who].total() for who in FLOODS)
+        assert waiting > 2000, "the floods wait for each other"
+        await asyncio.sleep(5.0)
+
+    run_in_virtual_time(main())
+
+
+def test_one_connection_has_a_quarter_of_the_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_keys, "FIRST_CONTACT_LOOKUPS_MAX", 2)
+    monkeypatch.setattr(ledger_keys, "FIRST_CONTACT_LOOKUPS_WAITING_MAX", 40)
+
+    async def main() -> None:
+        asking = Asking()
+        asking.ask("a", 30)
+        assert asking.statuses["a"] == {BUSY: 30 - 2 - 10}
+        asking.ask("honest")
+        await asyncio.sleep(1.0)
+        assert asking.statuses["a"][BookieStatus.UNAUTHORIZED] == 12
+        assert asking.statuses["honest"] == {BookieStatus.UNAUTHORIZED: 1}
+
+    run_in_virtual_time(main())
+
+
+def test_newcomer_takes_a_place_of_whoever_has_most_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise a few that flood had the bookie say "busy" to everybody else."""
+    monkeypatch.setattr(ledger_keys, "FIRST_CONTACT_LOOKUPS_MAX", 2)
+    monkeypatch.setattr(ledger_keys, "FIRST_CONTACT_LOOKUPS_WAITING_MAX", 40)
+
+    async def main() -> None:
+        asking = Asking()
+        for who in ("a", "b", "c", "d", "e"):
+            asking.ask(who, 30)
+        await asyncio.sleep(0)
+        asking.ask("honest", 3)
+        assert not asking.statuses["honest"], "nothing is refused"
+        await asyncio.sleep(1.0)
+        assert asking.statuses["honest"] == {BookieStatus.UNAUTHORIZED: 3}
+        looked_up = sum(each[BookieStatus.UNAUTHORIZED] for each in asking.statuses.values())
+        assert looked_up == 2 + 40, "no more waited than may"
+
+    run_in_virtual_time(main())
+
+
+def test_look_ups_that_were_given_up_keep_no_place() -> None:
+    async def main() -> None:
+        asking = Asking(delay_s=3600.0)
+        for _ in range(3):
+            asking.ask("a", 500)
+            await asyncio.sleep(10.0)
+        assert asking.statuses["a"] == {BUSY: 1500}
+        turns = asking.keys._turns
+        assert not turns._waiting and turns._count == 0
+        assert turns._free == FIRST_CONTACT_LOOKUPS_MAX
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_turns_are_never_lost_and_never_too_many(seed: int) -> None:
+    draw = random.Random(seed)
+    print("seed", seed)
+
+    async def main() -> None:
+        at_once, waiting_max = draw.randint(1, 4), draw.randint(4, 30)
+        turns = LookupTurns(at_once, waiting_max)
+        open_: list[tuple[str, asyncio.Future[bool]]] = []
+        for _ in range(600):
+            if open_ and draw.random() < 0.5:
+                who, turn = open_.pop(draw.randrange(len(open_)))
+                if not turn.done() and draw.random() < 0.5:
+                    turn.cancel()
+                turns.leave(who, turn)
+            else:
+                who = draw.choice("abcdefgh")
+                turn_ = turns.take(who)
+                if turn_ is not None:
+                    open_.append((who, turn_))
+            running = sum(turn.done() and turn.result() for _, turn in open_)
+            waiting = Counter(who for who, turn in open_ if not turn.done())
+            assert running <= at_once and waiting.total() <= waiting_max
+            assert running == at_once or not waiting, "nobody waits beside a free place"
+            assert all(4 * count <= waiting_max + 3 for count in waiting.values())
+        while open_:
+            who, turn = next(each for each in open_ if each[1].done())
+            open_.remove((who, turn))
+            turns.leave(who, turn)
+        assert turns._free == at_once
+
+    asyncio.run(main())
+
+
+def asked_by(who: str, machine: Machine, key: bytes) -> list[tuple[BookieStatus, str]]:
+    token = ASKED_BY.set(who)
+    answers = machine.start_add(L, [0], key=key)
+    ASKED_BY.reset(token)
+    return answers
+
+
+@pytest.mark.parametrize("stranger_first", [True, False])
+def test_ledger_that_a_stranger_asks_for_first_is_looked_up_for_its_writer(
+    stranger_first: bool,
+) -> None:
+    """Ids can be guessed: behind the thousands of a stranger its writer would wait as long."""
+    keys = SlowKeys()
+    machine = Machine(formatted(), keys=keys)
+    stranger = asked_by("stranger", machine, b"another key")
+    writer = asked_by("writer", machine, KEY)
+    again = asked_by("writer", machine, KEY)
+    assert len(keys.asked) == 2, "once for each connection"
+    if stranger_first:
+        keys.answer(Refusal(BUSY, "it has too many"))
+        machine.settle()
+        assert not stranger and not writer, "the other look-up may bring the key"
+        keys.answer()
+    else:
+        keys.asked.reverse()
+        keys.answer()
+        machine.settle()
+        keys.answer(Refusal(BUSY, "it has too many"))
+    machine.settle()
+    assert [status for status, _ in stranger] == [BookieStatus.UNAUTHORIZED]
+    assert writer == again == [(BookieStatus.OK, "")]
+
+
+def test_ledger_that_nobody_can_look_up_is_refused_once_all_look_ups_have_ended() -> None:
+    keys = SlowKeys()
+    machine = Machine(formatted(), keys=keys)
+    answers = [asked_by(who, machine, KEY) for who in ("a", "b", "c")]
+    for _ in range(3):
+        assert not any(answers)
+        keys.answer(Refusal(BUSY, "ZooKeeper is away"))
+        machine.settle()
+    assert [each[0][0] for each in answers] == [BUSY] * 3
+
+
+def test_answer_that_comes_behind_another_changes_nothing() -> None:
+    """Those that wait go on some at a time, and all with the first answer."""
+    posted: deque[object] = deque()
+    asked: list[object] = []
+    known = KnownLedger(access_key_hash(KEY))
+    look_ups = LookUps[KnownLedger](lambda _ledger, answer: asked.append(answer), posted.append)
+    got: list[object] = []
+
+    def wait(who: str) -> None:
+        token = ASKED_BY.set(who)
+        look_ups.wait(L, got.append)
+        ASKED_BY.reset(token)
+
+    for who in ("a", "b"):
+        for _ in range(60):
+            wait(who)
+    first, second = asked
+    first(known)  # type: ignore[operator]
+    second(Refusal(BUSY, "late"))  # type: ignore[operator]
+    wait("c")
+    while posted:
+        posted.popleft()()  # type: ignore[operator]
+    assert got == [known] * 121 and len(asked) == 2
+    assert not look_ups.is_waiting(L)
