@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import Any, Final
 
 import grpc
@@ -61,6 +62,7 @@ READ_LIES: Final = (
     "reads-in-noise",
     "sizes-without-frames",
     "never-answers",
+    "goes-on-with-wrong-chunks",
 )
 """Lies about reads."""
 
@@ -74,6 +76,7 @@ class _Lying(ScriptedBookie):
     """What a bookie says when its words can be decoded."""
 
     lie = ""
+    also = ""
     busy = 0
     """So many of the next adds and fences are answered with "busy"."""
     busy_reads = 0
@@ -109,9 +112,9 @@ class _Lying(ScriptedBookie):
 
     def end_of_ledger(self, ledger_id: LedgerId, *, access_key: bytes) -> LedgerEnd:
         end = super().end_of_ledger(ledger_id, access_key=access_key)
-        if self.lie == "confirms-too-much":
+        if "confirms-too-much" in (self.lie, self.also):
             return LedgerEnd(BookieStatus.OK, ABSURD, ABSURD, end.fenced, "")
-        if self.lie == "confirms-nothing":
+        if "confirms-nothing" in (self.lie, self.also):
             return LedgerEnd(BookieStatus.OK, NO_ENTRY, NO_ENTRY, end.fenced, "")
         return end
 
@@ -169,8 +172,13 @@ class _LyingContext:
         elif lie == "reads-in-noise":
             message = _NOISE
         elif lie == "sizes-without-frames":
-            run = pb.EntryRun(ledger_id=7, first_entry=0, sizes=[100] * 2_000_000)
+            message = _sizes_without_frames()
+        elif lie == "goes-on-with-wrong-chunks":
+            run = pb.EntryRun(ledger_id=7, first_entry=0, sizes=[40], frames=bytes(40))
             message = pb.ReadResponse(run=run).SerializeToString()
+            while True:  # each before anybody calls it silent
+                await self._context.write(message)
+                await asyncio.sleep(0.2)
         await self._context.write(message)
 
     def _acknowledgement(self, lie: str, message: pb.AppendResponse) -> Any:
@@ -186,6 +194,12 @@ class _LyingContext:
             elif lie == "acknowledges-backwards":
                 self._last, result.last_entry = result.last_entry, max(self._last - 1, 0)
         return message
+
+
+@cache
+def _sizes_without_frames() -> bytes:
+    run = pb.EntryRun(ledger_id=7, first_entry=0, sizes=[100] * 2_000_000)
+    return pb.ReadResponse(run=run).SerializeToString()
 
 
 def _encoded(message: Any) -> bytes:
@@ -237,9 +251,14 @@ class FakeBookie:
 
     @lie.setter
     def lie(self, lie: str) -> None:
+        self.tell(lie)
+
+    def tell(self, lie: str, also: str = "") -> None:
+        """Lie so from now on, and about the last add confirmed as well if ``also`` says so."""
         known = {"", *STATUS_LIES, *ADD_LIES, *READ_LIES, *LAC_LIES}
         assert lie in known, f"nobody lies like that: {lie}"
-        self.honest.lie = lie
+        assert also in {"", *LAC_LIES}, f"nobody lies like that beside another lie: {also}"
+        self.honest.lie, self.honest.also = lie, also
 
     async def start(self) -> None:
         self.port = await self._server.start("127.0.0.1", 0)
