@@ -14,8 +14,9 @@ from google.protobuf.message import DecodeError, Message
 from spark_ledger.errors import MalformedMessageError
 from spark_ledger.limits import MIB
 from spark_ledger.limits.bookie import BOOKIE_LEDGERS_PER_ANSWER, BOOKIE_RANGES_PER_PAGE
-from spark_ledger.transport.base import ListedEntries
-from spark_ledger.types import BookieStatus, EntryId, LedgerId
+from spark_ledger.transport.base import BookieDescription, ListedEntries
+from spark_ledger.transport.channel import said
+from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
 from spark_ledger.wire.codec import status_from_wire
 
@@ -27,6 +28,9 @@ ANSWER_BYTES_MAX: Final = 1 * MIB
 LIST_ANSWERS_MAX: Final = 100
 """Answers of one call that lists a ledger's entries, a million ranges in all. There is one; only a
 bookie of a former version has more."""
+
+_SECONDS_END: Final = 2**40
+"""No age, and no time since 1970, has so many seconds: 35 thousand years."""
 
 
 def decoded(kind: type[MessageT], data: bytes) -> MessageT:
@@ -74,3 +78,27 @@ def ledgers_of(first: LedgerId, data: bytes) -> tuple[BookieStatus, list[LedgerI
             raise MalformedMessageError("its answer does not ascend")
         before = each
     return BookieStatus.OK, found
+
+
+def description_of(bookie_id: BookieId, answer: pb.DescribeResponse) -> BookieDescription:
+    """What a bookie says about itself, fit to be shown."""
+    if answer.bookie_id != bookie_id:
+        raise MalformedMessageError(f"it says that it is {said(answer.bookie_id)!r}")
+    for seconds in (answer.uptime_s, answer.scrubbed_at):
+        if not 0 <= seconds < _SECONDS_END:  # nor is NaN
+            raise MalformedMessageError(f"its answer is malformed: {seconds} s are no time")
+    return BookieDescription(
+        bookie_id,
+        said(answer.cluster_id),
+        said(answer.version),
+        said(answer.state),
+        answer.ledgers,
+        answer.journal_bytes,
+        answer.entry_log_bytes,
+        answer.free_bytes,
+        answer.uptime_s,
+        answer.next_ledger_id,
+        answer.scrubbed_at,
+        answer.damaged,
+        answer.lacking,
+    )

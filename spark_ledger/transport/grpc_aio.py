@@ -29,6 +29,7 @@ from spark_ledger.transport.answers import (
     LIST_ANSWERS_MAX,
     MessageT,
     decoded,
+    description_of,
     ledgers_of,
     page_of,
 )
@@ -328,21 +329,10 @@ class GrpcTransport:
             raise BookieUnavailableError(answer.message)
         if answer.status != pb.OK:
             raise BookieUnavailableError(_about(bookie_id, said(answer.message)))
-        return BookieDescription(
-            BookieId(answer.bookie_id),
-            answer.cluster_id,
-            answer.version,
-            answer.state,
-            answer.ledgers,
-            answer.journal_bytes,
-            answer.entry_log_bytes,
-            answer.free_bytes,
-            answer.uptime_s,
-            answer.next_ledger_id,
-            answer.scrubbed_at,
-            answer.damaged,
-            answer.lacking,
-        )
+        try:
+            return description_of(bookie_id, answer)
+        except MalformedMessageError as error:
+            raise BookieUnavailableError(_about(bookie_id, str(error))) from error
 
     async def close(self) -> None:
         """End all connections. A caller that leaves before that is done keeps none of them."""

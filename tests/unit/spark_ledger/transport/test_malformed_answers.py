@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -269,6 +270,49 @@ def test_bookie_of_a_former_version_cannot_list_ledgers() -> None:
             async with talking_nonsense(answer.SerializeToString()) as transport:
                 listed = await transport.list_ledgers(BOOKIE, LEDGER, timeout_s=5)
                 assert listed == (BookieStatus.BAD_REQUEST, [])
+
+    asyncio.run(main())
+
+
+def words(**others: Any) -> bytes:
+    """What a bookie says about itself."""
+    honest = {"bookie_id": BOOKIE, "version": "1", "state": "writable", "uptime_s": 3.5}
+    return pb.DescribeResponse(**{**honest, **others}).SerializeToString()
+
+
+def test_words_of_a_bookie_are_cleaned_for_a_terminal() -> None:
+    answer = words(cluster_id="\x1b[2Jc", version="1\n2", state="\x07" * 600, scrubbed_at=2.0)
+
+    async def main() -> None:
+        async with talking_nonsense(answer) as transport:
+            said = await transport.describe(BOOKIE, timeout_s=5)
+            assert (said.bookie_id, said.cluster_id, said.version) == (BOOKIE, "?[2Jc", "1?2")
+            assert said.state == "?" * 500
+            assert (said.uptime_s, said.scrubbed_at) == (3.5, 2.0)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("field", ["uptime_s", "scrubbed_at"])
+@pytest.mark.parametrize("seconds", [math.inf, -math.inf, math.nan, -1.0, 1e300, 2.0**40])
+def test_words_of_a_bookie_with_a_time_that_is_none_are_nonsense(
+    field: str, seconds: float
+) -> None:
+    async def main() -> None:
+        async with talking_nonsense(words(**{field: seconds})) as transport:
+            with pytest.raises(BookieUnavailableError, match="s are no time"):
+                await transport.describe(BOOKIE, timeout_s=5)
+
+    asyncio.run(main())
+
+
+def test_words_of_another_bookie_are_not_believed() -> None:
+    async def main() -> None:
+        async with talking_nonsense(words(bookie_id="b\n2")) as transport:
+            with pytest.raises(
+                BookieUnavailableError, match=r"bookie b: it says that it is 'b\?2'"
+            ):
+                await transport.describe(BOOKIE, timeout_s=5)
 
     asyncio.run(main())
 
