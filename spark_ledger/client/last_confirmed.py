@@ -152,7 +152,7 @@ class Prover:
 
     async def _read(self, proof: Proof) -> tuple[EntryId | None, BookieStatus]:
         """What the entry proves, or why it cannot be had."""
-        entry_id, status = proof.entry_id, BookieStatus.IO_ERROR
+        entry_id = proof.entry_id
         wanted = ReadEntries(
             proof.bookie_index, 0, proof.bookie_id, entry_id, entry_id, 1, fence=False
         )
@@ -166,15 +166,14 @@ class Prover:
                 timeout_s=LAC_DISPUTE_S,
             )
         ) as chunks:
-            async for chunk in chunks:
-                entries, ended = verify_chunk(
-                    self._ledger_id, self._digest, wanted, entry_id, chunk
-                )
-                if entries:
-                    return EntryId(entries[0].last_add_confirmed), BookieStatus.OK
-                if ended is not None:
-                    status = ended.status
-        return None, status
+            # The first chunk is the entry, or it is not: a liar could send more for ever.
+            chunk = await anext(chunks, None)
+        if chunk is None:
+            return None, BookieStatus.IO_ERROR
+        entries, ended = verify_chunk(self._ledger_id, self._digest, wanted, entry_id, chunk)
+        if entries:
+            return EntryId(entries[0].last_add_confirmed), BookieStatus.OK
+        return None, BookieStatus.IO_ERROR if ended is None else ended.status
 
 
 async def wait_for_newer(

@@ -211,7 +211,13 @@ class Copier:
     async def _answer(self, command: ReadEntries) -> list[ReadChunk]:
         """A call of one chunk, from its begin to its end. No call is open while a copy waits, for
         its rate or for its target: the bookie would hold the next chunk for it all the time, and
-        the ledgers that are repaired at once left no room there for other readers."""
+        the ledgers that are repaired at once left no room there for other readers.
+
+        It ends with what was asked for, or with the first chunk that is something else: a source
+        may go on sending, and nothing of it is stored before the call is over.
+        """
+        found: list[ReadChunk] = []
+        position, size_bytes = int(command.first), 0
         chunks = self._context.transport.read(
             command.bookie_id,
             self._ledger_id,
@@ -223,7 +229,16 @@ class Copier:
             timeout_s=self._context.config.read_timeout_s,
         )
         async with aclosing(chunks):
-            return [chunk async for chunk in chunks]
+            async for chunk in chunks:
+                found.append(chunk)
+                run, _ = wanted_run(self._ledger_id, command, position, chunk)
+                if run is None:
+                    break
+                position = run.last_entry + command.stride
+                size_bytes += len(run.frames)
+                if size_bytes >= READ_CHUNK_BYTES_TARGET:
+                    break
+        return found
 
 
 def _prefix(run: EntryRun, count: int) -> EntryRun:

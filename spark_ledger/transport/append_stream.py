@@ -2,10 +2,10 @@
 
 An append stream is one long gRPC call; it has nothing to do with streams of rows. It has two tasks.
 The sender puts everything that is queued into one message, so the busier a client is, the larger
-its messages are. The receiver hands each result to the appender with its tag. An append stream
-ends with its connection and is never repaired, and an appender stays with the append stream that it
-was made for. Otherwise a result, which is cumulative (rule P3), could cover runs that were sent
-over another connection.
+its messages are. The receiver hands each result to the appender with its tag, of a long
+message some at a time. An append stream ends with its connection and is never repaired, and an
+appender stays with the append stream that it was made for. Otherwise a result, which is cumulative
+(rule P3), could cover runs that were sent over another connection.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
 from itertools import count
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from spark_ledger.errors import MalformedMessageError
 from spark_ledger.limits import MIB
 from spark_ledger.limits.entries import (
     APPEND_MESSAGE_ADDS_MAX,
@@ -31,7 +32,19 @@ from spark_ledger.transport.base import AddResult
 from spark_ledger.transport.channel import failure_of, said
 from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
-from spark_ledger.wire.codec import AddCommand, encode_append_request, status_from_wire
+from spark_ledger.wire.codec import (
+    AddCommand,
+    append_response_parts,
+    encode_append_request,
+    status_from_wire,
+)
+
+RESULTS_OF_NOTHING_MAX: Final = 1_000
+"""Results that say nothing new, beyond those that may be late. An honest bookie sends none."""
+
+LATE_RESULTS_PER_RUN: Final = 4
+"""Of a run whose appender ended before its answer: it is stored, waits for a disk that stalls, or
+is refused, and a refusal is told again beside a note."""
 
 AppendCall: TypeAlias = "grpc.aio.StreamStreamCall[bytes, bytes]"
 """The gRPC call below one append stream. Messages are encoded here, so gRPC sees bytes."""
@@ -43,6 +56,7 @@ class StreamAppender:
     __slots__ = (
         "_answered_to",
         "_ended",
+        "_is_stalled",
         "_on_result",
         "_outstanding",
         "_stream",
@@ -70,6 +84,7 @@ class StreamAppender:
         self._on_result = on_result
         self._outstanding: deque[tuple[EntryId, int]] = deque()
         self._answered_to = NO_ENTRY
+        self._is_stalled = False  # it was told so, and nothing has become durable since
         self._ended = False
 
     @property
@@ -90,7 +105,10 @@ class StreamAppender:
             self._end()
 
     def report(self, status: BookieStatus, last_entry: EntryId, message: str) -> None:
-        """Take a result from the stream and hand it on, unless this appender has ended."""
+        """Take a result from the stream and hand it on, unless this appender has ended.
+
+        Raises MalformedMessageError if the bookie sends too many that say nothing new.
+        """
         if self._ended:
             return
         if status is BookieStatus.OK:
@@ -106,9 +124,16 @@ class StreamAppender:
                 message = f"it acknowledges entry {last_entry}, which it was not sent"
                 self.report(BookieStatus.IO_ERROR, last_entry, message)
                 return
-            self._answered_to = max(self._answered_to, named)
+            if named == NO_ENTRY:
+                self._stream.told_nothing()
+            else:
+                self._answered_to, self._is_stalled = max(self._answered_to, named), False
         elif status is not BookieStatus.STALLED:  # a note: what was sent may become durable yet
             self._end()
+        elif self._is_stalled:
+            self._stream.told_nothing()
+        else:
+            self._is_stalled = True
         self._on_result(AddResult(self._stream.bookie_id, status, last_entry, message))
 
     def fail(self, message: str) -> None:
@@ -119,6 +144,7 @@ class StreamAppender:
     def _end(self) -> None:
         self._ended = True
         self._stream.forget(sum(size for _, size in self._outstanding))
+        self._stream.expect_late(len(self._outstanding))
         self._outstanding.clear()
         self._stream.drop(self)
 
@@ -178,6 +204,8 @@ class AppendStream:
         self._idle: asyncio.Future[None] | None = None
         """What the sender waits on while nothing is queued."""
         self._broken = broken
+        self._of_nothing_left = RESULTS_OF_NOTHING_MAX
+        """So many more results may say nothing new."""
         self._is_known = False  # the bookie has stored something of this stream
         self._call: AppendCall | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -226,6 +254,17 @@ class AppendStream:
         assert self.bytes_in_flight >= 0, "each byte is answered or given up once"
         if not self.bytes_in_flight:
             self._newest_messages.forget()
+
+    def expect_late(self, runs: int) -> None:
+        """So many runs have no answer, and their appender has ended: it may come yet."""
+        self._of_nothing_left += LATE_RESULTS_PER_RUN * runs
+
+    def told_nothing(self) -> None:
+        """A result says nothing new. Raises MalformedMessageError if there are too many: a message
+        has room for millions, which would keep this loop busy for nothing, again and again."""
+        self._of_nothing_left -= 1
+        if self._of_nothing_left < 0:
+            raise MalformedMessageError("it answers what it was not sent")
 
     def drop(self, appender: StreamAppender) -> None:
         """The appender has ended: drop what it has queued and the results that still arrive."""
@@ -297,10 +336,14 @@ class AppendStream:
                     self._break("the bookie ended the stream")
                     return
                 assert isinstance(message, bytes), "the call has no deserializer"
-                self._dispatch(message)
+                parts = append_response_parts(message)
+                self._dispatch(next(parts))
+                for part in parts:
+                    await asyncio.sleep(0)
+                    self._dispatch(part)
         except grpc.RpcError as error:
             self._break(failure_of(error)[1])
-        except DecodeError as error:
+        except (DecodeError, MalformedMessageError) as error:
             self._break(f"its answer is not one: {error}")
 
     def _break(self, details: str) -> None:
@@ -326,6 +369,7 @@ class AppendStream:
         for result in pb.AppendResponse.FromString(message).results:
             appender = self._appenders.get(result.tag)
             if appender is None:
+                self.told_nothing()
                 continue  # it has ended: a late answer to what was still on its way
             status, problem = result.status, ""
             if result.ledger_id != appender.ledger_id:

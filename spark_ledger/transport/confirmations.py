@@ -105,6 +105,8 @@ class Confirmations:
             return
         if isinstance(answer, BookieStatus):
             statuses = [answer] * len(tellings)
+        elif len(answer.more) >= len(tellings):  # it speaks of ledgers that it was not told of
+            statuses = [BookieStatus.IO_ERROR] * len(tellings)
         else:
             statuses = [status_from_wire(answer.status), *map(status_from_wire, answer.more)]
             if len(statuses) < len(tellings):

@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import AsyncGenerator, Callable
 from functools import partial
-from typing import NamedTuple, NoReturn, TypeAlias, TypeVar
+from typing import NamedTuple, NoReturn, TypeAlias
 
 import grpc
 import grpc.aio
@@ -25,6 +25,14 @@ from spark_ledger.errors import (
 )
 from spark_ledger.limits.client import READ_CALL_S_MAX
 from spark_ledger.transport.answer_timeout import AnswerTimeout
+from spark_ledger.transport.answers import (
+    LIST_ANSWERS_MAX,
+    MessageT,
+    decoded,
+    description_of,
+    ledgers_of,
+    page_of,
+)
 from spark_ledger.transport.append_stream import AppendStream, NewestMessages, StreamAppender
 from spark_ledger.transport.base import (
     FIRST_ENTRY,
@@ -47,8 +55,8 @@ from spark_ledger.wire.codec import (
     status_from_wire,
 )
 
-ResponseT = TypeVar("ResponseT")
-UnaryMethod: TypeAlias = "grpc.aio.UnaryUnaryMultiCallable[Message, ResponseT]"
+UnaryMethod: TypeAlias = "grpc.aio.UnaryUnaryMultiCallable[Message, bytes]"
+"""A call with one answer. Answers are decoded in ``answers``, so gRPC hands out bytes."""
 
 Resolve = Callable[[BookieId], str | None]
 """The address ``host:port`` at which a bookie is registered now, or None."""
@@ -70,25 +78,21 @@ class _Connection:
         self.read: grpc.aio.UnaryStreamMultiCallable[Message, bytes] = channel.unary_stream(
             f"/{SERVICE_NAME}/Read", request_serializer=pb.ReadRequest.SerializeToString
         )
-        self.read_last_confirmed = channel.unary_unary(
+        self.read_last_confirmed: UnaryMethod = channel.unary_unary(
             f"/{SERVICE_NAME}/ReadLastConfirmed",
             request_serializer=pb.ReadLastConfirmedRequest.SerializeToString,
-            response_deserializer=pb.ReadLastConfirmedResponse.FromString,
         )
-        self.write_last_confirmed = channel.unary_unary(
+        self.write_last_confirmed: UnaryMethod = channel.unary_unary(
             f"/{SERVICE_NAME}/WriteLastConfirmed",
             request_serializer=pb.WriteLastConfirmedRequest.SerializeToString,
-            response_deserializer=pb.WriteLastConfirmedResponse.FromString,
         )
-        self.list_entries = channel.unary_stream(
+        self.list_entries: grpc.aio.UnaryStreamMultiCallable[Message, bytes] = channel.unary_stream(
             f"/{SERVICE_NAME}/ListEntries",
             request_serializer=pb.ListEntriesRequest.SerializeToString,
-            response_deserializer=pb.ListEntriesResponse.FromString,
         )
-        self.describe = channel.unary_unary(
+        self.describe: UnaryMethod = channel.unary_unary(
             f"/{SERVICE_NAME}/Describe",
             request_serializer=pb.DescribeRequest.SerializeToString,
-            response_deserializer=pb.DescribeResponse.FromString,
         )
 
     async def close(self, reason: str) -> None:
@@ -208,7 +212,11 @@ class GrpcTransport:
             wait_ms=round(wait_s * 1000),
         )
         answer = await self._ask(
-            bookie_id, lambda calls: calls.read_last_confirmed, request, wait_s + timeout_s
+            bookie_id,
+            lambda calls: calls.read_last_confirmed,
+            request,
+            pb.ReadLastConfirmedResponse,
+            wait_s + timeout_s,
         )
         if isinstance(answer, _Failure):
             return LastConfirmed(answer.status, message=answer.message)
@@ -241,7 +249,11 @@ class GrpcTransport:
         self, bookie_id: BookieId, request: pb.WriteLastConfirmedRequest, timeout_s: float
     ) -> pb.WriteLastConfirmedResponse | BookieStatus:
         answer = await self._ask(
-            bookie_id, lambda calls: calls.write_last_confirmed, request, timeout_s
+            bookie_id,
+            lambda calls: calls.write_last_confirmed,
+            request,
+            pb.WriteLastConfirmedResponse,
+            timeout_s,
         )
         return answer.status if isinstance(answer, _Failure) else answer
 
@@ -253,7 +265,7 @@ class GrpcTransport:
         *,
         timeout_s: float,
     ) -> ListedEntries:
-        listed = ListedEntries(BookieStatus.OK, [])
+        listed, answers = ListedEntries(BookieStatus.OK, []), 0
         connection = self._connection(bookie_id)
         if connection is None:
             return ListedEntries(BookieStatus.UNAVAILABLE, [])
@@ -261,9 +273,10 @@ class GrpcTransport:
         call = connection.list_entries(request, timeout=timeout_s, metadata=connection.metadata)
         try:
             async for answer in call:
-                if answer is None:
-                    return ListedEntries(_malformed(bookie_id).status, [])
-                more = _page_of(bookie_id, first, answer)
+                answers += 1
+                if answers > LIST_ANSWERS_MAX:
+                    return ListedEntries(BookieStatus.IO_ERROR, [])
+                more = page_of(first, answer)
                 if more.status is not BookieStatus.OK:
                     return more
                 # A bookie of a former version has several answers, and none names a next page.
@@ -275,6 +288,8 @@ class GrpcTransport:
             if _is_cancelled_by_caller():
                 raise
             return ListedEntries(BookieStatus.UNAVAILABLE, [])
+        except MalformedMessageError:
+            return ListedEntries(BookieStatus.IO_ERROR, [])
         finally:
             call.cancel()
         return listed
@@ -289,44 +304,35 @@ class GrpcTransport:
         call = connection.list_entries(request, timeout=timeout_s, metadata=connection.metadata)
         try:
             async for answer in call:
-                if answer is None:
-                    return _malformed(bookie_id).status, []
-                if answer.has_ledgers:
-                    return _ledgers_of(bookie_id, first, answer)
-                break  # it lists entries, or knows no such ledger
+                return ledgers_of(first, answer)
         except grpc.RpcError as error:
             return _failure(bookie_id, error).status, []
         except asyncio.CancelledError:
             if _is_cancelled_by_caller():
                 raise
             return BookieStatus.UNAVAILABLE, []
+        except MalformedMessageError:
+            return BookieStatus.IO_ERROR, []
         finally:
             call.cancel()
         return BookieStatus.BAD_REQUEST, []
 
     async def describe(self, bookie_id: BookieId, *, timeout_s: float) -> BookieDescription:
         answer = await self._ask(
-            bookie_id, lambda calls: calls.describe, pb.DescribeRequest(), timeout_s
+            bookie_id,
+            lambda calls: calls.describe,
+            pb.DescribeRequest(),
+            pb.DescribeResponse,
+            timeout_s,
         )
         if isinstance(answer, _Failure):
             raise BookieUnavailableError(answer.message)
         if answer.status != pb.OK:
             raise BookieUnavailableError(_about(bookie_id, said(answer.message)))
-        return BookieDescription(
-            BookieId(answer.bookie_id),
-            answer.cluster_id,
-            answer.version,
-            answer.state,
-            answer.ledgers,
-            answer.journal_bytes,
-            answer.entry_log_bytes,
-            answer.free_bytes,
-            answer.uptime_s,
-            answer.next_ledger_id,
-            answer.scrubbed_at,
-            answer.damaged,
-            answer.lacking,
-        )
+        try:
+            return description_of(bookie_id, answer)
+        except MalformedMessageError as error:
+            raise BookieUnavailableError(_about(bookie_id, str(error))) from error
 
     async def close(self) -> None:
         """End all connections. A caller that leaves before that is done keeps none of them."""
@@ -396,10 +402,11 @@ class GrpcTransport:
     async def _ask(
         self,
         bookie_id: BookieId,
-        method: Callable[[_Connection], UnaryMethod[ResponseT]],
+        method: Callable[[_Connection], UnaryMethod],
         request: Message,
+        kind: type[MessageT],
         timeout_s: float,
-    ) -> ResponseT | _Failure:
+    ) -> MessageT | _Failure:
         """The answer to a unary call, or why there is none."""
         connection = self._connection(bookie_id)
         if connection is None:
@@ -407,13 +414,15 @@ class GrpcTransport:
         call = method(connection)
         try:
             answer = await call(request, timeout=timeout_s, metadata=connection.metadata)
+            return decoded(kind, answer)
         except grpc.RpcError as error:
             return _failure(bookie_id, error)
         except asyncio.CancelledError:
             if _is_cancelled_by_caller():
                 raise
             return _Failure(BookieStatus.UNAVAILABLE, _cut(bookie_id))
-        return _malformed(bookie_id) if answer is None else answer
+        except MalformedMessageError as error:
+            return _Failure(BookieStatus.IO_ERROR, _about(bookie_id, str(error)))
 
 
 class _Failure(NamedTuple):
@@ -426,41 +435,6 @@ class _Failure(NamedTuple):
 def _failure(bookie_id: BookieId, error: grpc.RpcError) -> _Failure:
     status, message = failure_of(error)
     return _Failure(status, _about(bookie_id, message))
-
-
-def _page_of(bookie_id: BookieId, first: EntryId, answer: pb.ListEntriesResponse) -> ListedEntries:
-    """What an answer lists from an entry on. One that leads back would have a caller ask for ever.
-    A bookie of a former version begins with the first entry whatever it is asked."""
-    if answer.status != pb.OK:
-        return ListedEntries(status_from_wire(answer.status), [])
-    if answer.next_entry and answer.next_entry <= first:
-        return ListedEntries(_malformed(bookie_id).status, [])
-    ranges = [
-        (EntryId(max(each.first_entry, first)), EntryId(each.last_entry))
-        for each in answer.ranges
-        if each.last_entry >= first
-    ]
-    return ListedEntries(BookieStatus.OK, ranges, EntryId(answer.next_entry) or None)
-
-
-def _ledgers_of(
-    bookie_id: BookieId, first: LedgerId, answer: pb.ListEntriesResponse
-) -> tuple[BookieStatus, list[LedgerId]]:
-    """What an answer lists. Ids that do not ascend would have a caller ask for ever."""
-    if answer.status != pb.OK:
-        return status_from_wire(answer.status), []
-    found = [LedgerId(each) for each in answer.ledger_ids]
-    before = first - 1
-    for each in found:
-        if each <= before:
-            return _malformed(bookie_id).status, []
-        before = each
-    return BookieStatus.OK, found
-
-
-def _malformed(bookie_id: BookieId) -> _Failure:
-    """What becomes of an answer that gRPC could not decode: it logs why, and hands out None."""
-    return _Failure(BookieStatus.IO_ERROR, _about(bookie_id, "its answer is malformed"))
 
 
 def _is_cancelled_by_caller() -> bool:

@@ -46,6 +46,7 @@ BOOKIE_ID_KEY: Final = "bookie-id"
 _REQUEST_ADDS: Final = 0x0A
 _ADD_RUN: Final = 0x0A
 _RUN_FRAMES: Final = 0x2A
+_RESPONSE_RESULTS: Final = 0x0A
 _RESPONSE_RUN: Final = 0x22
 
 _FIELDS_MAX: Final = 32
@@ -113,6 +114,29 @@ def encode_append_request(adds: Iterable[AddCommand]) -> bytes:
             parts += _large_add(add)
     parts.append(small.SerializeToString())
     return b"".join(parts)
+
+
+def append_response_parts(data: bytes) -> Iterator[bytes]:
+    """An AppendResponse in parts, each one by itself and of few results: its receiver does other
+    things in between. Mostly it is one.
+
+    Raises MalformedMessageError, where it comes to it, if the bytes are not an AppendResponse.
+    """
+    start = unknown = 0
+    try:
+        if len(data) > _TOGETHER_BYTES_MAX:
+            for key, _, end in _fields(data, 0, len(data)):
+                unknown += key != _RESPONSE_RESULTS
+                if unknown > _FIELDS_MAX:
+                    raise ValueError("too many unknown fields")  # noqa: TRY301 - here
+                if end - start >= _TOGETHER_BYTES_MAX:
+                    yield data[start:end]
+                    start = end
+    except (IndexError, ValueError) as error:
+        raise MalformedMessageError(
+            f"an append response of {len(data)} bytes is malformed: {error}"
+        ) from error
+    yield data[start:]
 
 
 def _fill(message: pb.AddRun, add: AddCommand) -> None:

@@ -12,6 +12,7 @@ from spark_ledger.wire import bookie_pb2 as pb
 from spark_ledger.wire.codec import (
     AddCommand,
     ReceivedAdd,
+    append_response_parts,
     decode_append_request,
     decode_read_response,
     encode_append_request,
@@ -54,8 +55,8 @@ def wire_targets() -> list[Target]:
     return [
         Target("append request", requests, _append_request, named, 80_000, _judge_adds),
         Target("read response", responses, _read_response, named, 60_000, _judge_entries),
-        Target("append response", [results.SerializeToString()], _append_results, (DecodeError,),
-               20_000),
+        Target("append response", [results.SerializeToString()], _append_results,
+               (DecodeError, *named), 20_000),
         *(
             Target(kind.DESCRIPTOR.name, [_example(kind)], kind.FromString, (DecodeError,), 5_000)
             for kind in (pb.ReadRequest, pb.ReadLastConfirmedRequest, pb.ReadLastConfirmedResponse,
@@ -110,7 +111,8 @@ def _judge_entries(_data: bytes, value: object) -> str:
 def _append_results(data: bytes) -> object:
     return [
         (result.tag, result.last_entry, status_from_wire(result.status))
-        for result in pb.AppendResponse.FromString(data).results
+        for part in append_response_parts(data)
+        for result in pb.AppendResponse.FromString(part).results
     ]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import Any, Final
 
 import grpc
@@ -20,6 +21,7 @@ from bookie_server.service.metrics import ServiceMetrics
 from spark_ledger.bookie_api import Done, LedgerEnd, ReadOutcome
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.config import ClientConfig
+from spark_ledger.limits import MIB
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
 from spark_ledger.runs import EntryRun
@@ -51,6 +53,7 @@ ADD_LIES: Final = (
     "acknowledges-twice",
     "acknowledges-backwards",
     "acknowledges-in-noise",
+    "acknowledges-without-end",
 )
 """Lies about adds. "acknowledges-and-forgets" counts as a copy that is lost afterwards."""
 
@@ -61,19 +64,30 @@ READ_LIES: Final = (
     "reads-in-noise",
     "sizes-without-frames",
     "never-answers",
+    "goes-on-with-wrong-chunks",
 )
 """Lies about reads."""
+
+CONFIRM_LIES: Final = ("speaks-of-millions-of-ledgers",)
+"""Lies to an idle writer that tells what was confirmed."""
+
+LIST_LIES: Final = ("lists-millions-of-ranges", "lists-without-end")
+"""Lies about what is held."""
 
 LAC_LIES: Final = ("confirms-too-much", "confirms-nothing")
 """Lies about the last add confirmed."""
 
 _NOISE: Final = b"\xff\xfe\xfd" * 40
 
+_LONG_BYTES: Final = 16 * MIB
+"""Of an answer of small parts: nearly the most that gRPC takes."""
+
 
 class _Lying(ScriptedBookie):
     """What a bookie says when its words can be decoded."""
 
     lie = ""
+    also = ""
     busy = 0
     """So many of the next adds and fences are answered with "busy"."""
     busy_reads = 0
@@ -109,9 +123,9 @@ class _Lying(ScriptedBookie):
 
     def end_of_ledger(self, ledger_id: LedgerId, *, access_key: bytes) -> LedgerEnd:
         end = super().end_of_ledger(ledger_id, access_key=access_key)
-        if self.lie == "confirms-too-much":
+        if "confirms-too-much" in (self.lie, self.also):
             return LedgerEnd(BookieStatus.OK, ABSURD, ABSURD, end.fenced, "")
-        if self.lie == "confirms-nothing":
+        if "confirms-nothing" in (self.lie, self.also):
             return LedgerEnd(BookieStatus.OK, NO_ENTRY, NO_ENTRY, end.fenced, "")
         return end
 
@@ -164,18 +178,36 @@ class _LyingContext:
         lie = self._bookie.lie
         if lie == "never-answers":
             await asyncio.sleep(3600)
+        if isinstance(message, pb.ListEntriesResponse):
+            await self._list(lie, message)
+            return
         if isinstance(message, pb.AppendResponse):
             message = self._acknowledgement(lie, message)
         elif lie == "reads-in-noise":
             message = _NOISE
         elif lie == "sizes-without-frames":
-            run = pb.EntryRun(ledger_id=7, first_entry=0, sizes=[100] * 2_000_000)
+            message = _sizes_without_frames()
+        elif lie == "goes-on-with-wrong-chunks":
+            run = pb.EntryRun(ledger_id=7, first_entry=0, sizes=[40], frames=bytes(40))
             message = pb.ReadResponse(run=run).SerializeToString()
+            while True:  # each before anybody calls it silent
+                await self._context.write(message)
+                await asyncio.sleep(0.2)
+        await self._context.write(message)
+
+    async def _list(self, lie: str, message: Any) -> None:
+        page = pb.ListEntriesResponse(ranges=[pb.EntryRange(last_entry=1)] * 10_000)
+        if lie == "lists-millions-of-ranges":
+            message = b"\x1a\x02\x10\x01" * (_LONG_BYTES // 4)
+        while lie == "lists-without-end":
+            await self._context.write(page)
         await self._context.write(message)
 
     def _acknowledgement(self, lie: str, message: pb.AppendResponse) -> Any:
         if lie == "acknowledges-in-noise":
             return _NOISE
+        if lie == "acknowledges-without-end":
+            return b"\x0a\x00" * (_LONG_BYTES // 2)
         for result in list(message.results):
             if lie == "acknowledges-what-was-not-sent":
                 result.last_entry += 1000
@@ -186,6 +218,12 @@ class _LyingContext:
             elif lie == "acknowledges-backwards":
                 self._last, result.last_entry = result.last_entry, max(self._last - 1, 0)
         return message
+
+
+@cache
+def _sizes_without_frames() -> bytes:
+    run = pb.EntryRun(ledger_id=7, first_entry=0, sizes=[100] * 2_000_000)
+    return pb.ReadResponse(run=run).SerializeToString()
 
 
 def _encoded(message: Any) -> bytes:
@@ -204,11 +242,21 @@ class _LyingService(BookieService):
         honest = super().handlers()
         lying = self._lying
 
+        def answered(message: Any) -> bytes:
+            if lying.lie in CONFIRM_LIES and isinstance(message, pb.WriteLastConfirmedResponse):
+                size = bytes(
+                    n & 127 | 128 for n in (_LONG_BYTES, _LONG_BYTES >> 7, _LONG_BYTES >> 14)
+                )
+                return b"\x1a" + size + bytes([_LONG_BYTES >> 21]) + bytes(_LONG_BYTES)
+            return _encoded(message)
+
         class Handlers(grpc.GenericRpcHandler):
             def service(self, details: grpc.HandlerCallDetails) -> Any:
                 handler: Any = honest.service(details)
-                if handler is None or not handler.response_streaming:
+                if handler is None:
                     return handler
+                if not handler.response_streaming:
+                    return handler._replace(response_serializer=answered)
                 inner = handler.stream_stream or handler.unary_stream
 
                 async def call(request: Any, context: CallContext) -> None:
@@ -237,9 +285,14 @@ class FakeBookie:
 
     @lie.setter
     def lie(self, lie: str) -> None:
-        known = {"", *STATUS_LIES, *ADD_LIES, *READ_LIES, *LAC_LIES}
+        self.tell(lie)
+
+    def tell(self, lie: str, also: str = "") -> None:
+        """Lie so from now on, and about the last add confirmed as well if ``also`` says so."""
+        known = {"", *STATUS_LIES, *ADD_LIES, *READ_LIES, *LAC_LIES, *CONFIRM_LIES, *LIST_LIES}
         assert lie in known, f"nobody lies like that: {lie}"
-        self.honest.lie = lie
+        assert also in {"", *LAC_LIES}, f"nobody lies like that beside another lie: {also}"
+        self.honest.lie, self.honest.also = lie, also
 
     async def start(self) -> None:
         self.port = await self._server.start("127.0.0.1", 0)

@@ -4,14 +4,18 @@ honest bookies no failure at all (rules P3, P11, P14, P15 and P20)."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 
 from spark_ledger.client.ledger_client import LedgerClient
-from spark_ledger.types import LedgerId
+from spark_ledger.errors import BookieUnavailableError
+from spark_ledger.types import BookieStatus, LedgerId
 from tests.integration.fake_bookie import (
     ADD_LIES,
+    CONFIRM_LIES,
     LAC_LIES,
+    LIST_LIES,
     READ_LIES,
     STATUS_LIES,
     FakeCluster,
@@ -26,7 +30,7 @@ async def payloads(client: LedgerClient, ledger_id: LedgerId, *, recover: bool) 
     return [entry.payload async for entry in reader.read(0, reader.last_add_confirmed)]
 
 
-@pytest.mark.parametrize("lie", [*STATUS_LIES, *ADD_LIES])
+@pytest.mark.parametrize("lie", [*STATUS_LIES, *ADD_LIES, *CONFIRM_LIES])
 @pytest.mark.parametrize("spares", [1, 0])
 def test_writer_beside_one_liar_confirms_everything(lie: str, spares: int) -> None:
     async def test(cluster: FakeCluster) -> None:
@@ -37,6 +41,8 @@ def test_writer_beside_one_liar_confirms_everything(lie: str, spares: int) -> No
         cluster[writer.metadata.fragments[0].bookies[1]].lie = lie
         for payload in ENTRIES[5:]:
             await writer.append(payload)
+        if lie in CONFIRM_LIES:
+            await asyncio.sleep(0.2)  # a writer that is idle tells what is confirmed
         await writer.close()
         assert await payloads(client, writer.ledger_id, recover=False) == ENTRIES
 
@@ -53,6 +59,57 @@ def test_recovery_beside_one_liar_finds_everything(lie: str) -> None:
         cluster[writer.metadata.fragments[0].bookies[0]].lie = lie
         other = await cluster.client()
         assert await payloads(other, writer.ledger_id, recover=True) == ENTRIES
+
+    run(test)
+
+
+@pytest.mark.parametrize("lie", READ_LIES)
+@pytest.mark.parametrize("also", LAC_LIES)
+def test_reader_beside_one_that_lies_about_entries_and_their_end_sees_it_or_is_told(
+    lie: str, also: str
+) -> None:
+    """With AQ = 1 each bookie may be the only one that knows of an entry: each has to prove what it
+    says, and one that cannot has not answered (rule P5)."""
+
+    async def test(cluster: FakeCluster) -> None:
+        client = await cluster.client()
+        writer = await client.create_ledger(ensemble_size=3, write_quorum=3, ack_quorum=1)
+        for payload in ENTRIES:
+            await writer.append(payload)
+        await asyncio.sleep(0.2)  # that it was idle is told to all
+        other = await cluster.client()
+        reader = await other.open_ledger(writer.ledger_id)
+        assert reader.last_add_confirmed >= len(ENTRIES) - 2
+        cluster[writer.metadata.fragments[0].bookies[0]].tell(lie, also)
+        asked: list[Callable[[], Awaitable[object]]] = [
+            reader.refresh,
+            lambda: other.open_ledger(writer.ledger_id),
+        ]
+        for ask in asked:
+            try:
+                await ask()
+            except BookieUnavailableError:
+                assert also == "confirms-too-much", "nobody says what cannot be proved"
+        assert reader.last_add_confirmed < len(ENTRIES), "a lie is believed"
+        tail = reader.tail(0, idle_timeout=1.0)
+        got = [entry.payload async for entry in tail]
+        assert got == ENTRIES[: len(got)] and len(got) >= len(ENTRIES) - 1
+
+    run(test, bookies=3)
+
+
+@pytest.mark.parametrize("lie", LIST_LIES)
+def test_bookie_that_lists_too_much_counts_as_one_that_cannot_say_what_it_holds(lie: str) -> None:
+    async def test(cluster: FakeCluster) -> None:
+        client = await cluster.client()
+        writer = await client.create_ledger()
+        await writer.append(ENTRIES[0])
+        liar, honest, _ = writer.metadata.fragments[0].bookies
+        cluster[liar].lie = lie
+        listed = await client.context.transport.list_entries(liar, writer.ledger_id, timeout_s=30.0)
+        assert listed == (BookieStatus.IO_ERROR, [], None)
+        listed = await client.context.transport.list_entries(honest, writer.ledger_id, timeout_s=30)
+        assert listed == (BookieStatus.OK, [(0, 0)], None)
 
     run(test)
 

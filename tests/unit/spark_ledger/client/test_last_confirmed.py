@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.errors import BookieUnavailableError
 from spark_ledger.runs import EntryRun
 from spark_ledger.transport.base import LastConfirmed, ReadChunk
-from spark_ledger.types import BookieId, BookieStatus, EntryId
+from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
 from tests.unit.spark_ledger.client.world import World
 from tests.unit.spark_ledger.client.world import run_virtually as run
 
@@ -201,6 +202,55 @@ def test_end_is_proved_by_the_next_bookie_when_the_first_is_lost_meanwhile() -> 
         assert reader.last_add_confirmed == 1 and asked == [lost, lost, lost, knows]
 
     run(test, bookies=4)
+
+
+@pytest.mark.parametrize("ask", ["open", "refresh", "tail"])
+def test_bookie_that_goes_on_with_wrong_entries_keeps_nobody_waiting(ask: str) -> None:
+    """It says that seven entries are confirmed, and answers who reads its newest with another
+    ledger's, and with the same again before anybody calls it silent."""
+
+    async def test(world: World) -> None:
+        writer = await told_by_three(world)
+        liar, down, _ = writer.metadata.last_fragment.bookies
+        client = await world.client(read_timeout_s=2.0)
+        reader = await client.open_ledger(writer.ledger_id)
+        transport = client._context.transport
+        honest = transport.read_last_confirmed
+
+        async def asking(bookie_id: BookieId, *args: Any, **kwargs: Any) -> LastConfirmed:
+            if bookie_id == liar:
+                return LastConfirmed(BookieStatus.OK, EntryId(7), EntryId(2))
+            return await honest(bookie_id, *args, **kwargs)
+
+        async def going_on(chunks: AsyncGenerator[ReadChunk, None]) -> Any:
+            wrong = EntryRun(LedgerId(writer.ledger_id + 1), EntryId(2), None, [40], bytes(40))
+            while asked[-1] == liar:
+                yield ReadChunk(BookieStatus.OK, wrong, EntryId(2))
+                await asyncio.sleep(0.5)
+            async for chunk in chunks:
+                yield chunk
+
+        transport.read_last_confirmed = asking  # type: ignore[method-assign]
+        asked = interposed(client, going_on)
+        world.kill(down)
+        async with asyncio.timeout(5.0):
+            if ask == "tail":
+                async with aclosing(reader.tail_batches(2)) as batches:
+                    batch = asyncio.ensure_future(anext(batches))
+                    while not asked:
+                        await asyncio.sleep(0.1)
+                    await writer.append(b"3")
+                    await writer.append(b"4")
+                    assert (await batch).first_entry == 2
+            else:
+                with pytest.raises(BookieUnavailableError, match="its newest entry cannot be"):
+                    if ask == "refresh":
+                        await reader.refresh()
+                    else:
+                        await client.open_ledger(writer.ledger_id)
+        assert liar in asked
+
+    run(test)
 
 
 def test_proof_that_is_damaged_on_its_way_is_read_again() -> None:

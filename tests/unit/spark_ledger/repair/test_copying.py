@@ -18,7 +18,7 @@ from spark_ledger.repair.plan import LaneCopy, final_fragments, lane_copies
 from spark_ledger.repair.throttle import Throttles
 from spark_ledger.runs import EntryRun
 from spark_ledger.transport.base import AddResult, ReadChunk, Transport
-from spark_ledger.types import BookieId, BookieStatus, EntryId
+from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
 from tests.unit.spark_ledger.client.world import World, run_virtually
 from tests.unit.spark_ledger.repair.test_worker import filled
 
@@ -189,11 +189,13 @@ class OpenCalls:
 
     def __init__(self, transport: Transport) -> None:
         self.now = self.in_all = 0
+        self.bounds: set[int] = set()
         self._read = transport.read
 
     async def read(self, *asked: Any, **how: Any) -> AsyncGenerator[ReadChunk, None]:
         self.now += 1
         self.in_all += 1
+        self.bounds.add(how["max_bytes"])
         try:
             async with aclosing(self._read(*asked, **how)) as chunks:
                 async for chunk in chunks:
@@ -244,8 +246,54 @@ def test_no_read_is_open_while_a_copy_waits_for_its_rate_or_its_target(
         assert set(waits) == {0} and calls.now == 0
         assert [e for run in target.sent for e in run.ids()] == list(range(20))
         assert calls.in_all >= 20 / entries_at_once
+        assert calls.bounds == {size * entries_at_once}, "else a bookie reads ahead for nobody"
         if knows_password:
             assert made.copier.was_brought(one, made.others[0])
+
+    run_virtually(test, bookies=4)
+
+
+@pytest.mark.parametrize("goes_on_with", ["the same", "another ledger's", "the next"])
+@pytest.mark.parametrize("knows_password", [True, False])
+def test_source_that_goes_on_sending_is_heard_no_longer_than_it_was_asked(
+    goes_on_with: str, *, knows_password: bool
+) -> None:
+    """Nothing of an answer is stored before it has ended: and it would fill the memory."""
+
+    async def test(world: World) -> None:
+        made, target = await Copying(world).prepare(), Target([OK] * 40)
+        if not knows_password:
+            made.copier._access = made.copier._access._replace(digest=None)
+        transport = made.client.context.transport
+        honest, sent = transport.read, list[int]()
+
+        async def read(
+            bookie_id: BookieId, ledger_id: LedgerId, first: int, last: int, **how: Any
+        ) -> AsyncGenerator[ReadChunk, None]:
+            ids = range(first, last + 1)
+            if bookie_id != made.others[0]:
+                async for chunk in honest(
+                    bookie_id, ledger_id, EntryId(first), EntryId(last), **how
+                ):
+                    yield chunk
+                return
+            sent.append(0)
+            for entry_id in map(EntryId, ids):
+                async for chunk in honest(bookie_id, ledger_id, entry_id, entry_id, **how):
+                    sent[-1] += 1
+                    yield chunk
+                while goes_on_with != "the next":
+                    wrong = EntryRun(LedgerId(made.ledger_id + 1), entry_id, None, [40], bytes(40))
+                    sent[-1] += 1
+                    yield chunk if goes_on_with == "the same" else chunk._replace(run=wrong)
+                    assert sent[-1] < 10, "what it sends is kept"
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(transport, "read", read)
+            patch.setattr(copying, "READ_CHUNK_BYTES_TARGET", 100)
+            await made.to(target)
+        assert [e for run in target.sent for e in run.ids()] == list(range(20))
+        assert sent and max(sent) <= 3, "of some fifty bytes each"
 
     run_virtually(test, bookies=4)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from spark_ledger.runs import EntryRun
+from spark_ledger.transport.append_stream import RESULTS_OF_NOTHING_MAX
 from spark_ledger.transport.base import AddResult
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
@@ -19,6 +22,13 @@ OK, UNAVAILABLE = BookieStatus.OK, BookieStatus.UNAVAILABLE
 
 def run_of(first: int, count: int, ids: list[int] | None = None) -> EntryRun:
     return EntryRun(LedgerId(1), EntryId(first), ids, [50] * count, bytes(50 * count))
+
+
+async def settle_all(f: Fixture) -> None:
+    """All answers are taken, and what they bring about."""
+    while not f.call.answers.empty():
+        await settle()
+    await settle()
 
 
 @on_loop
@@ -100,3 +110,87 @@ async def test_acknowledgement_that_comes_again_says_nothing_new(f: Fixture) -> 
     await settle()
     assert {result.status for result in f.results} == {BookieStatus.OK}
     assert f.stream.bytes_in_flight == 0
+
+
+def nothing_new(count: int) -> bytes:
+    """Results for a tag that nobody has."""
+    return b"\x0a\x00" * count
+
+
+@on_loop
+async def test_bookie_that_answers_what_it_was_not_sent_loses_its_stream(f: Fixture) -> None:
+    """A message has room for eight million such results: seconds of the loop, each time."""
+    appender = f.open()
+    appender.send(make_run(0))
+    await settle()
+    f.call.answers.put_nowait(nothing_new(RESULTS_OF_NOTHING_MAX))
+    await settle()
+    assert not f.stream.is_broken and not f.results
+    f.call.answers.put_nowait(nothing_new(1))
+    await settle()
+    assert [result.status for result in f.results] == [UNAVAILABLE]
+    assert "it answers what it was not sent" in f.results[0].message and f.call.cancelled
+
+
+@on_loop
+async def test_acknowledgements_and_notes_that_say_nothing_new_lose_a_bookie_its_stream(
+    f: Fixture,
+) -> None:
+    appender = f.open()
+    appender.send(make_run(0))
+    appender.send(make_run(1))
+    await settle()
+    f.call.answer(appender.tag, 0)
+    f.call.answer(appender.tag, -1, pb.STALLED)
+    for _ in range(RESULTS_OF_NOTHING_MAX // 2):
+        f.call.answer(appender.tag, 0)
+        f.call.answer(appender.tag, -1, pb.STALLED)
+    await settle_all(f)
+    assert not f.stream.is_broken
+    f.call.answer(appender.tag, 0)
+    await settle_all(f)
+    assert f.stream.is_broken
+
+
+@on_loop
+async def test_answers_of_appenders_that_have_ended_cost_a_bookie_nothing(f: Fixture) -> None:
+    """Thousands of writers are closed before a slow bookie has answered; then it answers them all,
+    and tells each of a stall and of a refusal first."""
+    appenders = [f.open(number) for number in range(2 * RESULTS_OF_NOTHING_MAX)]
+    for appender in appenders:
+        appender.send(make_run(0, ledger_id=appender.ledger_id))
+    await settle_all(f)
+    for appender in appenders:
+        appender.close()
+    for status in (pb.STALLED, pb.TOO_MANY_REQUESTS, pb.OK):
+        results = [pb.AddResult(tag=appender.tag, status=status) for appender in appenders]
+        f.call.answers.put_nowait(pb.AppendResponse(results=results).SerializeToString())
+    await settle_all(f)
+    assert not f.stream.is_broken
+
+
+@on_loop
+async def test_disk_that_stalls_and_goes_on_for_ever_costs_a_bookie_nothing(f: Fixture) -> None:
+    appender = f.open()
+    for entry_id in range(2 * RESULTS_OF_NOTHING_MAX):
+        appender.send(make_run(entry_id))
+        f.call.answer(appender.tag, -1, pb.STALLED)
+        f.call.answer(appender.tag, entry_id)
+        await settle()
+    assert len(f.results) == 4 * RESULTS_OF_NOTHING_MAX and not f.stream.is_broken
+
+
+@on_loop
+async def test_others_have_a_turn_within_an_answer_to_many(f: Fixture) -> None:
+    appenders = [f.open(number) for number in range(20_000)]
+    for appender in appenders:
+        appender.send(make_run(0, 1, appender.ledger_id))
+    await settle_all(f)
+    results = [pb.AddResult(tag=each.tag, ledger_id=each.ledger_id) for each in appenders]
+    f.call.answers.put_nowait(pb.AppendResponse(results=results).SerializeToString())
+    seen = set[int]()
+    while len(f.results) < len(appenders):
+        await asyncio.sleep(0)
+        seen.add(len(f.results))
+    assert [result.status for result in f.results] == [OK] * len(appenders)
+    assert len(seen - {0}) > 1

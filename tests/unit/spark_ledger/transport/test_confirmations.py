@@ -27,6 +27,7 @@ class Bookie:
         self.timeouts: list[float] = []
         self.holds = False
         self.is_old = False
+        self.says_more = 0
         self.failure: BookieStatus | Exception | None = None
         self._go_on = asyncio.Event()
         self.confirmations = Confirmations(self._ask)
@@ -49,6 +50,7 @@ class Bookie:
         if self.failure is not None:
             return self.failure
         first, *more = [pb.FENCED if ledger_id % 2 else pb.OK for ledger_id in ledgers]
+        more += [pb.OK] * self.says_more
         return pb.WriteLastConfirmedResponse(status=first, more=[] if self.is_old else more)
 
     def go_on(self) -> None:
@@ -67,6 +69,16 @@ class Bookie:
 async def settle() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
+
+
+@in_virtual_time
+async def test_bookie_that_speaks_of_ledgers_it_was_not_told_of_is_not_believed() -> None:
+    bookie = Bookie()
+    bookie.says_more = 1
+    told = [bookie.tell(1), bookie.tell(2)]
+    assert await asyncio.gather(*told) == [BookieStatus.IO_ERROR] * 2
+    bookie.says_more = 0
+    assert await bookie.tell(2) is OK
 
 
 @in_virtual_time

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,7 +13,9 @@ import grpc.aio
 import pytest
 
 from spark_ledger.errors import BookieUnavailableError
+from spark_ledger.limits.bookie import BOOKIE_LEDGERS_PER_ANSWER, BOOKIE_RANGES_PER_PAGE
 from spark_ledger.runs import EntryRun
+from spark_ledger.transport.answers import ANSWER_BYTES_MAX, LIST_ANSWERS_MAX
 from spark_ledger.transport.base import AddResult
 from spark_ledger.transport.grpc_aio import GrpcTransport
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
@@ -25,18 +28,18 @@ LEDGER = LedgerId(7)
 
 @asynccontextmanager
 async def talking_nonsense(
-    nonsense: bytes = b"\xff\xff\xff", then: bytes | None = b""
+    nonsense: bytes = b"\xff\xff\xff", *then: bytes | None
 ) -> AsyncIterator[GrpcTransport]:
     """A transport to a server that answers every call with these bytes, which are no message; where
-    there may be several answers with those of ``then`` behind it, and breaks off if that is None.
+    there may be several answers with those of ``then`` behind it, and breaks off where one is None.
     """
 
     async def stream(_request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         await context.write(nonsense)
-        if then is None:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
-        if then:
-            await context.write(then)
+        for each in then:
+            if each is None:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+            await context.write(each)
 
     async def single(_request: bytes, _context: object) -> bytes:
         return nonsense
@@ -88,6 +91,60 @@ def test_questions_answered_with_nonsense_are_io_errors() -> None:
             assert ledgers == (BookieStatus.IO_ERROR, [])
             with pytest.raises(BookieUnavailableError, match="answer is malformed"):
                 await transport.describe(BOOKIE, timeout_s=5)
+
+    asyncio.run(main())
+
+
+def test_answers_that_are_too_long_are_not_decoded() -> None:
+    """Of small parts each would stop the loop for seconds, and take half a gigabyte."""
+    many = b"\x18\x00" * (ANSWER_BYTES_MAX // 2) + b"\x18\x00"
+
+    async def main() -> None:
+        async with talking_nonsense(many) as transport:
+            end = await transport.read_last_confirmed(BOOKIE, LEDGER, timeout_s=5)
+            assert end.status is BookieStatus.IO_ERROR and "too long" in end.message
+            told = await transport.write_last_confirmed(BOOKIE, LEDGER, EntryId(0), timeout_s=5)
+            assert told is BookieStatus.IO_ERROR
+            listed = await transport.list_entries(BOOKIE, LEDGER, timeout_s=5)
+            assert listed == (BookieStatus.IO_ERROR, [], None)
+            ledgers = await transport.list_ledgers(BOOKIE, LEDGER, timeout_s=5)
+            assert ledgers == (BookieStatus.IO_ERROR, [])
+            with pytest.raises(BookieUnavailableError, match="too long"):
+                await transport.describe(BOOKIE, timeout_s=5)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_page_of_more_than_a_bookie_lists_at_once_is_nonsense(more: int) -> None:
+    ranges = [pb.EntryRange(last_entry=2**62)] * (BOOKIE_RANGES_PER_PAGE + more)
+    ids = range(2**62, 2**62 + BOOKIE_LEDGERS_PER_ANSWER + more)
+    entries = pb.ListEntriesResponse(ranges=ranges)
+    ledgers = pb.ListEntriesResponse(has_ledgers=True, ledger_ids=ids)
+    status = BookieStatus.IO_ERROR if more else BookieStatus.OK
+
+    async def main() -> None:
+        async with talking_nonsense(entries.SerializeToString()) as transport:
+            listed = await transport.list_entries(BOOKIE, LEDGER, timeout_s=5)
+            assert listed.status is status and bool(listed.ranges) is not bool(more)
+        async with talking_nonsense(ledgers.SerializeToString()) as transport:
+            found = await transport.list_ledgers(BOOKIE, LEDGER, timeout_s=5)
+            assert found == (status, [] if more else list(ids))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_list_without_end_is_nonsense(more: int) -> None:
+    """Its pages would fill the memory of whoever asks."""
+    answer = pb.ListEntriesResponse(ranges=[pb.EntryRange(first_entry=0, last_entry=3)])
+    listed_by_one = (BookieStatus.OK, [(0, 3)] * LIST_ANSWERS_MAX, None)
+
+    async def main() -> None:
+        answers = [answer.SerializeToString()] * (LIST_ANSWERS_MAX + more)
+        async with talking_nonsense(*answers) as transport:
+            listed = await transport.list_entries(BOOKIE, LEDGER, timeout_s=20)
+            assert listed == ((BookieStatus.IO_ERROR, [], None) if more else listed_by_one)
 
     asyncio.run(main())
 
@@ -213,6 +270,49 @@ def test_bookie_of_a_former_version_cannot_list_ledgers() -> None:
             async with talking_nonsense(answer.SerializeToString()) as transport:
                 listed = await transport.list_ledgers(BOOKIE, LEDGER, timeout_s=5)
                 assert listed == (BookieStatus.BAD_REQUEST, [])
+
+    asyncio.run(main())
+
+
+def words(**others: Any) -> bytes:
+    """What a bookie says about itself."""
+    honest = {"bookie_id": BOOKIE, "version": "1", "state": "writable", "uptime_s": 3.5}
+    return pb.DescribeResponse(**{**honest, **others}).SerializeToString()
+
+
+def test_words_of_a_bookie_are_cleaned_for_a_terminal() -> None:
+    answer = words(cluster_id="\x1b[2Jc", version="1\n2", state="\x07" * 600, scrubbed_at=2.0)
+
+    async def main() -> None:
+        async with talking_nonsense(answer) as transport:
+            said = await transport.describe(BOOKIE, timeout_s=5)
+            assert (said.bookie_id, said.cluster_id, said.version) == (BOOKIE, "?[2Jc", "1?2")
+            assert said.state == "?" * 500
+            assert (said.uptime_s, said.scrubbed_at) == (3.5, 2.0)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("field", ["uptime_s", "scrubbed_at"])
+@pytest.mark.parametrize("seconds", [math.inf, -math.inf, math.nan, -1.0, 1e300, 2.0**40])
+def test_words_of_a_bookie_with_a_time_that_is_none_are_nonsense(
+    field: str, seconds: float
+) -> None:
+    async def main() -> None:
+        async with talking_nonsense(words(**{field: seconds})) as transport:
+            with pytest.raises(BookieUnavailableError, match="s are no time"):
+                await transport.describe(BOOKIE, timeout_s=5)
+
+    asyncio.run(main())
+
+
+def test_words_of_another_bookie_are_not_believed() -> None:
+    async def main() -> None:
+        async with talking_nonsense(words(bookie_id="b\n2")) as transport:
+            with pytest.raises(
+                BookieUnavailableError, match=r"bookie b: it says that it is 'b\?2'"
+            ):
+                await transport.describe(BOOKIE, timeout_s=5)
 
     asyncio.run(main())
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_ledger.errors import MalformedMessageError
+from spark_ledger.limits import KIB
 from spark_ledger.limits.entries import APPEND_MESSAGE_ADDS_MAX, ENTRY_PAYLOAD_BYTES_MAX
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
@@ -20,6 +21,7 @@ from spark_ledger.wire.codec import (
     FRAME_BYTES_MIN,
     AddCommand,
     ReceivedAdd,
+    append_response_parts,
     decode_append_request,
     decode_read_response,
     encode_append_request,
@@ -400,3 +402,37 @@ def test_an_add_that_reaches_into_the_next_is_refused() -> None:
     one = encode_append_request([AddCommand(1, b"", False, run)])
     with pytest.raises(MalformedMessageError, match="malformed"):
         list_of(one[:-1] + one)
+
+
+def a_long_response() -> bytes:
+    """Results of all sizes, one of them larger than a part."""
+    results = [pb.AddResult(tag=n, last_entry=n**3, message="x" * (n % 90)) for n in range(5_000)]
+    results[2_000].message = "y" * 100_000
+    return pb.AppendResponse(results=results).SerializeToString()
+
+
+def test_parts_of_an_append_response_are_it_once_more() -> None:
+    data = a_long_response()
+    parts = list(append_response_parts(data))
+    assert b"".join(parts) == data and max(map(len, parts)) < 64 * KIB + 100_000 + 200
+    assert len(parts) >= len(data) // (128 * KIB), "each is short"
+    whole = pb.AppendResponse.FromString(data)
+    results = [each for part in parts for each in pb.AppendResponse.FromString(part).results]
+    assert results == list(whole.results)
+    assert list(append_response_parts(b"")) == [b""]
+
+
+@pytest.mark.parametrize("unknown", [0, 1, 32, 33])
+def test_append_response_of_a_newer_version_has_some_more_fields(unknown: int) -> None:
+    data = a_long_response() + b"\x10\x01" * unknown
+    if unknown > 32:
+        with pytest.raises(MalformedMessageError, match="too many unknown fields"):
+            list(append_response_parts(data))
+    else:
+        assert b"".join(append_response_parts(data)) == data
+
+
+def test_append_response_that_breaks_off_is_refused() -> None:
+    data = a_long_response()
+    with pytest.raises(MalformedMessageError, match="malformed"):
+        list(append_response_parts(data[:-1]))
