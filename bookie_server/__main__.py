@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bookie_server.daemon_thread import end_process
 from bookie_server.exit_codes import EXIT_FAILED, EXIT_MEANINGS, EXIT_OK, EXIT_REFUSED
+from bookie_server.telling import end_output, say
 
 
 def main(
@@ -38,12 +39,17 @@ def main(
             return EXIT_OK
         config = with_rack(config)
     except (ConfigurationError, CorruptionError) as error:
-        print(error, file=sys.stderr)
+        say(str(error), sys.stderr)
         return EXIT_REFUSED
     except LedgerError as error:
-        print(error, file=sys.stderr)
+        say(str(error), sys.stderr)
         return EXIT_FAILED
-    return run(config, ready_file=options.ready_file, format_if_new=options.format, at_end=at_end)
+    try:
+        return run(
+            config, ready_file=options.ready_file, format_if_new=options.format, at_end=at_end
+        )
+    finally:
+        end_output()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -67,7 +73,9 @@ def _parser() -> argparse.ArgumentParser:
         "--relocate", action="store_true", help="say that the directories were moved, and exit"
     )
     parser.add_argument(
-        "--ready-file", type=Path, help="write a JSON file here once the bookie serves"
+        "--ready-file",
+        type=Path,
+        help="write a JSON file here once the bookie serves; an empty one if its disk is full",
     )
     parser.add_argument(
         "--log-level", default="info", choices=["debug", "info", "warning", "error"]

@@ -7,11 +7,11 @@ import contextlib
 import errno
 import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
 
+from bookie_server.telling import end_output
 from spark_ledger.limits.bookie import BOOKIE_EXIT_S
 
 logger = logging.getLogger(__name__)
@@ -63,8 +63,7 @@ def end_process(exit_code: int, after_s: float = BOOKIE_EXIT_S) -> None:
     def end() -> None:
         time.sleep(after_s)
         logger.error("a disk has not answered for %g s: the process ends without it", after_s)
-        sys.stdout.flush()
-        sys.stderr.flush()
+        end_output()
         os._exit(exit_code)
 
     threading.Thread(target=end, name="end", daemon=True).start()

@@ -9,7 +9,6 @@ nothing may be acknowledged after that.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import signal
@@ -20,7 +19,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 from bookie_server.bookie import Bookie
 from bookie_server.collection_task import ledger_collector
@@ -48,6 +47,7 @@ from bookie_server.service.metrics import ServiceMetrics
 from bookie_server.stall_watch import StallWatch
 from bookie_server.storage.cookie import Cookie
 from bookie_server.storage.fs.posix_fs import PosixFileSystem
+from bookie_server.telling import Ready, say, tell_ready
 from spark_ledger.errors import (
     BookieReplacedError,
     ConfigurationError,
@@ -79,15 +79,6 @@ class _Stopped(Exception):
     """SIGTERM came before the bookie was serving."""
 
 
-class Ready(NamedTuple):
-    """What a bookie that serves tells its starter."""
-
-    bookie_id: str
-    address: str
-    admin_address: str
-    pid: int
-
-
 def run(
     config: BookieConfig,
     *,
@@ -97,12 +88,12 @@ def run(
 ) -> int:
     """Serve until a signal; the exit code. Must be called on the main thread.
 
-    ``ready_file`` is written (JSON, see ``Ready``) once the bookie serves and is announced.
+    ``ready_file`` is made (JSON, see ``Ready``) once the bookie serves and is announced.
     ``format_if_new`` makes a new bookie when the directories hold none. ``at_end`` gets the exit
     code once all is done, but for waiting until threads have ended.
     """
     if not __debug__:
-        print("a bookie does not run under python -O: its assertions protect data", file=sys.stderr)
+        say("a bookie does not run under python -O: its assertions protect data", sys.stderr)
         return EXIT_REFUSED
     set_up_process()
     server = BookieServer(config, ready_file=ready_file, format_if_new=format_if_new)
@@ -378,12 +369,7 @@ class BookieServer:
 
     def _tell_ready(self, address: str, admin_address: str) -> None:
         ready = Ready(self._cookie.bookie_id, address, admin_address, os.getpid())
-        text = json.dumps(ready._asdict())
-        if self._ready_file is not None:
-            temporary = self._ready_file.with_name(self._ready_file.name + ".new")
-            temporary.write_text(text + "\n", encoding="utf-8")
-            temporary.replace(self._ready_file)
-        print(f"ready {text}", flush=True)
+        tell_ready(ready, self._ready_file)
         logger.info("bookie %s serves on %s", ready.bookie_id, address)
 
     def _refetch(self, closing: AsyncExitStack, store: MetadataStore) -> None:

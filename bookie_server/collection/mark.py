@@ -16,14 +16,21 @@ import hashlib
 import secrets
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated, Final, TypeVar
+from typing import TypeVar
 
 import msgspec
 
+from bookie_server.collection.note import (
+    ACCEPTED_MAX,
+    MARK_NAME,
+    NOTHING,
+    Noted,
+    read_note,
+    write_note,
+)
 from bookie_server.core.collection import Cause, History, history
-from bookie_server.storage.fs.vfs import FileSystem, read_file, write_file_durably
+from bookie_server.storage.fs.vfs import FileSystem
 from spark_ledger.errors import ConflictError, CorruptionError
-from spark_ledger.limits import KIB
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.collection import (
     CollectionNode,
@@ -33,12 +40,6 @@ from spark_ledger.metadata.collection import (
 )
 from spark_ledger.metadata.json_nodes import encode_node, read_or_renew
 from spark_ledger.types import BookieId, Versioned
-
-MARK_NAME: Final = "collection.json"
-_FORMAT_VERSION: Final = 1
-_FILE_BYTES_MAX: Final = 4 * KIB
-_ACCEPTED_MAX: Final = 100
-"""Orders that are remembered, the last ones: each is an operator's word after a restore."""
 
 T = TypeVar("T")
 OnDisk = Callable[[Callable[[], None]], Awaitable[None]]
@@ -51,15 +52,6 @@ class PassAbortedError(Exception):
     def __init__(self, cause: Cause, reason: str) -> None:
         super().__init__(reason)
         self.cause = cause
-
-
-class _Noted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    format_version: Annotated[int, msgspec.Meta(ge=1, le=_FORMAT_VERSION)]
-    marks: Annotated[tuple[str, ...], msgspec.Meta(max_length=2)] = ()
-    kept_below: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Copies of ledgers below this id are kept though others are named for them (rule G9)."""
-    accepted: Annotated[tuple[str, ...], msgspec.Meta(max_length=_ACCEPTED_MAX)] = ()
-    """Orders that had other metadata accepted, as words of equal length: each counts once."""
 
 
 class HistoryMark:
@@ -78,7 +70,7 @@ class HistoryMark:
         self._files = files
         self._path = directory / MARK_NAME
         self._on_disk = on_disk
-        self._noted: _Noted | None = None
+        self._noted: Noted | None = None
         """What the disk knows; None before it was read."""
 
     async def check(self) -> Versioned[CollectionNode] | None:
@@ -132,7 +124,7 @@ class HistoryMark:
         stored, marks = _mark_in(found), noted.marks if accept is None else ()
         below = noted.kept_below if kept_below is None else kept_below
         words = noted.accepted if accept is None else (*noted.accepted, _word(accept))
-        noted = _Noted(_FORMAT_VERSION, (), below, words[-_ACCEPTED_MAX:])
+        noted = msgspec.structs.replace(NOTHING, kept_below=below, accepted=words[-ACCEPTED_MAX:])
         # A write whose reply was lost may still arrive: then it has to be one that the disk knows,
         # so it is the same word that is written again.
         is_pending = len(marks) == 2 and stored == marks[0]
@@ -170,25 +162,19 @@ class HistoryMark:
 
     # -- the disk ----------------------------------------------------------------------------------
 
-    async def _read(self) -> _Noted:
+    async def _read(self) -> Noted:
         if self._noted is None:
             self._noted = await on_disk(self._on_disk, self._read_file)
         return self._noted
 
-    def _read_file(self) -> _Noted:
-        try:
-            data = read_file(self._files, self._path, size_max=_FILE_BYTES_MAX)
-        except FileNotFoundError:
-            return _Noted(_FORMAT_VERSION)
-        try:
-            return msgspec.json.decode(data, type=_Noted)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise CorruptionError(f"{self._path} is damaged: {error}") from error
+    def _read_file(self) -> Noted:
+        return read_note(self._files, self._path)
 
-    async def _note(self, noted: _Noted) -> None:
-        data = msgspec.json.encode(noted) + b"\n"
+    async def _note(self, noted: Noted) -> None:
+        number = (await self._read()).number + 1
+        noted = msgspec.structs.replace(noted, number=number)
         self._noted = None  # until it is known what the disk has
-        await on_disk(self._on_disk, lambda: write_file_durably(self._files, self._path, data))
+        await on_disk(self._on_disk, lambda: write_note(self._files, self._path, noted))
         self._noted = noted
 
 

@@ -95,8 +95,10 @@ class BookieRegistry:
         self._info: BookieInfo | None = None
         self._session = 0
         """Counts lost sessions."""
-        self._lost_at = -math.inf
-        """When the last one was lost."""
+        self._lost_at, self._lost_on = -math.inf, 0
+        """When one was lost that may be registered still, or when a later connection was first
+        seen: a metadata store that was restarted counts all timeouts anew. ``_lost_on`` is the
+        number of the connection."""
         self._published_in = -1
         """The session that the node was made in, as ``_session`` counted."""
         self._published_at = ""
@@ -122,13 +124,17 @@ class BookieRegistry:
         before that whether its process lives, so its node is never deleted (rule S12).
 
         Raises BookieReplacedError if it is still there after the session timeout and a margin, and
-        what the metadata store raises.
+        what the metadata store raises. Each reconnect begins that time anew, as a metadata store
+        that was restarted does with the timeouts of its sessions.
         """
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
         watch = self.watch_one(bookie_id, changed.set)
-        deadline = loop.time() + self._vacant_in_s
+        deadline, connection = loop.time() + self._vacant_in_s, self._store.connections
         try:
             while path := await self._taken(bookie_id):
+                if connection != self._store.connections:
+                    connection = self._store.connections
+                    deadline = loop.time() + self._vacant_in_s
                 left = deadline - loop.time()
                 if left <= 0:
                     raise BookieReplacedError(
@@ -204,6 +210,8 @@ class BookieRegistry:
                 if state is not info.state:
                     await self._remove_own(_path(state, info.bookie_id))
             self._published_in, self._published_at = session, path
+            if self.registered:
+                self._lost_at = -math.inf  # no session of before was in the way
 
     async def _make_contact(self) -> None:
         connection = self._store.connections
@@ -283,7 +291,7 @@ class BookieRegistry:
 
     def _on_session_lost(self) -> None:
         self._session += 1
-        self._lost_at = asyncio.get_running_loop().time()
+        self._lost_at, self._lost_on = asyncio.get_running_loop().time(), self._store.connections
         self._look_again.set()
 
     async def _keep(self) -> None:
@@ -325,8 +333,12 @@ class BookieRegistry:
 
     def _may_be_our_last_session(self) -> bool:
         """A session was lost, and its node may not have gone yet."""
-        waited_s = asyncio.get_running_loop().time() - self._lost_at
-        return not self.registered and waited_s < self._vacant_in_s
+        if self.registered or self._lost_at == -math.inf:
+            return False
+        now, connection = asyncio.get_running_loop().time(), self._store.connections
+        if self._lost_on != connection:
+            self._lost_at, self._lost_on = now, connection
+        return now - self._lost_at < self._vacant_in_s
 
     async def _pause(self, error: LedgerError, pause_s: float = REGISTER_RETRY_DELAY_S) -> None:
         logger.warning("cannot register again yet: %s", error)

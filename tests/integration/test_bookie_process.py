@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -60,12 +61,16 @@ class Process:
             "journal_file_bytes = 4194304\n"
         )
 
-    def start(self, *arguments: str, python: tuple[str, ...] = ()) -> None:
+    def start(
+        self, *arguments: str, python: tuple[str, ...] = (), output: Path | None = None
+    ) -> None:
         self.ready_file.unlink(missing_ok=True)
         command = [sys.executable, *python, "-m", "bookie_server", "--config", str(self.config)]
         command += ["--ready-file", str(self.ready_file), *arguments]
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
+        with ExitStack() as closing:
+            log = closing.enter_context(self.log.open("ab"))
+            out = subprocess.PIPE if output is None else closing.enter_context(output.open("ab"))
+            self.process = subprocess.Popen(command, stdout=out, stderr=log)
 
     def await_ready(self) -> dict[str, Any]:
         assert self.process is not None

@@ -12,7 +12,7 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -155,9 +155,13 @@ def is_at(client: StreamConnection, address: str) -> bool:
 
 def full_directories(ready: dict[str, Any]) -> list[str]:
     """What the bookie itself says of its disks."""
+    return [name for name, state in status(ready)["directories"].items() if state["full"]]
+
+
+def status(ready: dict[str, Any]) -> dict[str, Any]:
     with urllib.request.urlopen(f"http://{ready['admin_address']}/status") as answer:
-        directories = json.load(answer)["directories"]
-    return [name for name, state in directories.items() if state["full"]]
+        found: dict[str, Any] = json.load(answer)
+    return found
 
 
 def read_all(client: StreamConnection, ledger_id: int, at_least: int, *, recover: bool) -> None:
@@ -235,6 +239,66 @@ def test_disk_that_is_filled_and_freed(
     assert [count for _, count in after] == [20, 20]
     for ledger_id, count in (*before, *after):
         read_all(client, ledger_id, count, recover=True)
+
+
+def test_bookie_whose_output_is_on_its_full_disk_starts_and_stops(
+    tmp_path: Path,
+    metadata_uri: str,
+    disks: Disks,
+    bookies: list[SmallBookie],
+    client: StreamConnection,
+) -> None:
+    """Its log and its ready file take the last block, as with everything on one disk."""
+    bookie = SmallBookie(tmp_path / "b", metadata_uri, disks, LAYOUTS[0], "b")
+    bookies.append(bookie)
+    bookie.log, bookie.ready_file = bookie.disk / "log", bookie.disk / "ready.json"
+    bookie.start("--format")
+    bookie.await_ready()
+    until(lambda: states(client) == {"b": BookieState.WRITABLE}, "registered")
+    ledger_id, count = append_until_refused(client, 20)
+    bookie.end(signal.SIGKILL)
+    until(lambda: not states(client), "its session ends")
+    bookie.ready_file.unlink()
+    fill(bookie.disk)
+    with suppress(OSError), bookie.log.open("ab", buffering=0) as log:
+        while True:
+            log.write(b"x" * KIB)
+    bookie.start(output=bookie.log)
+    until(bookie.ready_file.exists, "it serves")
+    assert bookie.ready_file.read_bytes() == b""
+    until(lambda: states(client) == {"b": BookieState.READ_ONLY}, "registered as it is")
+    read_all(client, ledger_id, count - 1, recover=False)
+    assert bookie.end() == 0
+    bookie.start(output=bookie.log)
+    until(bookie.ready_file.exists, "it serves")
+    free(bookie.disk)
+    until(lambda: states(client) == {"b": BookieState.WRITABLE}, "writable by itself")
+    assert bookie.end() == 0
+
+
+def test_full_ledger_directory_does_not_hold_up_what_makes_room(
+    tmp_path: Path,
+    metadata_uri: str,
+    disks: Disks,
+    bookies: list[SmallBookie],
+    client: StreamConnection,
+) -> None:
+    """It is the first one, in which the bookie keeps its mark."""
+    bookie = SmallBookie(tmp_path / "b", metadata_uri, disks, LAYOUTS[3], "b")
+    bookies.append(bookie)
+    bookie.write_config(metadata_uri, "[collection]\ninterval_s = 5.0\npause_s = 0.2")
+    bookie.start("--format")
+    ready = bookie.await_ready()
+    until(lambda: "b" in states(client), "registered")
+    ledgers = [append_until_refused(client, 20)[0] for _ledger in range(4)]
+    until((bookie.places["l0"] / "collection.json").exists, "marked")
+    fill(bookie.disk)
+    until(lambda: bool(full_directories(ready)), "it looks at its disks")
+    for ledger_id in ledgers:
+        client.delete_ledger(ledger_id)
+    until(lambda: status(ready)["ledgers"] == 2, "those of the other one are gone")
+    free(bookie.disk)
+    until(lambda: status(ready)["ledgers"] == 0, "all are")
 
 
 def test_writer_fills_its_own_disk_and_every_entry_is_kept(

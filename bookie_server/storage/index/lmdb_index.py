@@ -26,6 +26,7 @@ from bookie_server.storage.index.base import (
     refuse_another,
 )
 from bookie_server.storage.index.lmdb_errors import translated
+from bookie_server.storage.index.lmdb_lock import reserve_lock_file
 from bookie_server.storage.index.lmdb_logs import read_highest_log, read_log_uses
 from bookie_server.storage.index.lmdb_pages import check_pages
 from bookie_server.storage.index.lmdb_tables import (
@@ -76,6 +77,8 @@ class LmdbIndex:
         if not read_only:
             path.mkdir(mode=0o750, exist_ok=True)
         check_pages(path)
+        if not read_only:
+            reserve_lock_file(path)
         with translated(path):
             self._env = lmdb.open(
                 str(path),

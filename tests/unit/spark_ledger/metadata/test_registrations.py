@@ -189,6 +189,28 @@ def test_wait_looks_again_without_a_notice_and_ends_at_its_time(goes: bool) -> N
     run_in_virtual_time(main())
 
 
+@pytest.mark.parametrize("ends", [True, False])
+def test_wait_over_a_reconnect_begins_its_time_anew(ends: bool) -> None:
+    """A ZooKeeper that was restarted counts the timeouts of all sessions from its start."""
+
+    async def main() -> None:
+        tree, loop = MemoryTree(), asyncio.get_running_loop()
+        dead, store = tree.open_session(), tree.open_session()
+        await leave_node(dead)
+        registry = BookieRegistry(store, session_timeout_s=6.0)
+        loop.call_later(15.0, store.reconnect)
+        if ends:
+            loop.call_later(15.0 + 6.0, dead.expire)
+            await registry.wait_until_vacant(B)
+            assert loop.time() == pytest.approx(21.0)
+        else:
+            with pytest.raises(BookieReplacedError):
+                await registry.wait_until_vacant(B)
+            assert loop.time() == pytest.approx(15.0 + 6.0 + REGISTRATION_MARGIN_S)
+
+    run_in_virtual_time(main())
+
+
 def test_wait_with_a_free_place_does_not_wait() -> None:
     async def main() -> None:
         await soon(BookieRegistry(MemoryTree().open_session()).wait_until_vacant(B))
@@ -228,7 +250,7 @@ def test_replaced_registration_is_told_and_left_alone(state: str, *, has_lost_on
         await registry.register(bookie())
         if has_lost_one:
             store.expire()
-            while not (registry.registered and registry._lost_at > 0):
+            while not (registry.registered and registry._session > 0):
                 await asyncio.sleep(0.005)
         tree.end_session(store._session)
         await leave_node(tree.open_session(), state)
@@ -238,6 +260,33 @@ def test_replaced_registration_is_told_and_left_alone(state: str, *, has_lost_on
         assert tree.children(f"bookies/{state}") == ["b"]
 
     asyncio.run(main())
+
+
+def test_another_process_that_comes_as_the_node_is_made_again_is_told_at_once() -> None:
+    """A session was lost shortly before, and this bookie was registered again since."""
+
+    async def main() -> None:
+        tree, told, looks = MemoryTree(), list[str](), 0
+
+        def interpose(name: str, path: str) -> Fault:
+            nonlocal looks
+            looks += name == "is_own"
+            if looks == 4:  # both states and the own node were looked at: the place is free
+                tree.apply([Create("bookies/writable/b", encode_bookie(bookie()))], owner=-1)
+            return Fault()
+
+        store = tree.open_session()
+        registry = BookieRegistry(store, on_replaced=told.append)
+        await registry.register(bookie())
+        store.expire()
+        await asyncio.sleep(1)
+        assert registry.registered and registry._session == 1
+        store.interpose = interpose
+        await tree.open_session().delete("bookies/writable/b")
+        await asyncio.sleep(1)
+        assert len(told) == 1
+
+    run_in_virtual_time(main())
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -340,6 +389,32 @@ def test_own_node_of_a_lost_session_is_waited_for_each_time() -> None:
             assert registry.registered and not told
             assert await store.is_own("bookies/writable/b")
             await asyncio.sleep(30)
+        await registry.deregister()
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize("ends", [True, False])
+@pytest.mark.parametrize("after", ["a reconnect", "another loss"])
+def test_own_node_of_a_lost_session_is_waited_for_anew(after: str, *, ends: bool) -> None:
+    async def main() -> None:
+        tree, told = MemoryTree(), list[str]()
+        store = tree.open_session()
+        registry = BookieRegistry(store, on_replaced=told.append, session_timeout_s=6.0)
+        await registry.register(bookie())
+        before, store._session = store._session, tree.new_session_id()
+        registry._on_session_lost()
+        await asyncio.sleep(15)
+        if after == "a reconnect":
+            store.reconnect()  # to servers that were restarted, and have loaded the old session
+        else:
+            registry._on_session_lost()
+        await asyncio.sleep(5.5)
+        assert not told and not registry.registered
+        if ends:
+            tree.end_session(before)
+        await asyncio.sleep(0.5 + REGISTRATION_MARGIN_S + 1)
+        assert registry.registered is ends and bool(told) is not ends
         await registry.deregister()
 
     run_in_virtual_time(main())

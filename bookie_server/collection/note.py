@@ -1,0 +1,98 @@
+"""What the disk of a bookie knows of its mark: a file of two copies that are written in turn.
+
+They are written in place: a torn write leaves the other copy, and a full disk needs no new block.
+So a bookie whose disk is full collects what was deleted, which makes room there (rule G4).
+
+A copy is 4096 bytes: a JSON object, blanks, the CRC-32 of all that as eight hexadecimal digits, and
+a line feed. The one with the higher number counts. A file of no more than 4096 bytes is the JSON
+object alone, as it was written before there were copies.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final
+from zlib import crc32
+
+import msgspec
+
+from bookie_server.storage.fs.vfs import FileSystem, write_file_durably
+from spark_ledger.errors import CorruptionError
+from spark_ledger.limits import KIB
+
+MARK_NAME: Final = "collection.json"
+ACCEPTED_MAX: Final = 100
+"""Orders that are remembered, the last ones: each is an operator's word after a restore."""
+_FORMAT_VERSION: Final = 1
+_COPY_BYTES: Final = 4 * KIB
+_END_BYTES: Final = 9
+
+
+class Noted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    format_version: Annotated[int, msgspec.Meta(ge=1, le=_FORMAT_VERSION)]
+    marks: Annotated[tuple[str, ...], msgspec.Meta(max_length=2)] = ()
+    kept_below: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Copies of ledgers below this id are kept though others are named for them (rule G9)."""
+    accepted: Annotated[tuple[str, ...], msgspec.Meta(max_length=ACCEPTED_MAX)] = ()
+    """Orders that had other metadata accepted, as words of equal length: each counts once."""
+    number: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Of the copy: one more with each that is written."""
+
+
+NOTHING: Final = Noted(_FORMAT_VERSION)
+
+
+def read_note(files: FileSystem, path: Path) -> Noted:
+    """What was noted last; nothing if there is no file. Raises CorruptionError, OSError."""
+    try:
+        file = files.open(path, writable=True)
+    except FileNotFoundError:
+        return NOTHING
+    try:
+        # What a process left that was killed may be in memory only. The next copy is written over
+        # the one before it, so it has to be durable first.
+        file.fdatasync()
+        size = file.size()
+        if size > 2 * _COPY_BYTES:
+            raise OSError(f"{path}: {size} bytes, at most {2 * _COPY_BYTES} are expected")
+        data = file.pread(size, 0)
+    finally:
+        file.close()
+    try:
+        if size <= _COPY_BYTES:
+            return msgspec.json.decode(data, type=Noted)
+        texts = [_text(data[at : at + _COPY_BYTES]) for at in (0, _COPY_BYTES)]
+        found = [msgspec.json.decode(text, type=Noted) for text in texts if text is not None]
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptionError(f"{path} is damaged: {error}") from error
+    if not found:
+        raise CorruptionError(f"{path} is damaged: neither copy is whole")
+    return max(found, key=lambda noted: noted.number)
+
+
+def write_note(files: FileSystem, path: Path, noted: Noted) -> None:
+    """Write the next copy, whose number is one more than that of ``read_note``. Raises OSError."""
+    text = msgspec.json.encode(noted).ljust(_COPY_BYTES - _END_BYTES)
+    copy = text + b"%08x\n" % crc32(text)
+    assert len(copy) == _COPY_BYTES, "it does not hold more words than fit"
+    # The one time that it needs blocks: as a rule, the bookie is new and its disk has room.
+    if not files.exists(path):
+        write_file_durably(files, path, copy + copy)
+        return
+    file = files.open(path, writable=True)
+    try:
+        is_older = file.size() != 2 * _COPY_BYTES
+        if not is_older:
+            file.pwritev([copy], noted.number % 2 * _COPY_BYTES)
+            file.fdatasync()
+    finally:
+        file.close()
+    if is_older:
+        write_file_durably(files, path, copy + copy)
+
+
+def _text(copy: bytes) -> bytes | None:
+    """The JSON object of a copy that is whole."""
+    text, end = copy[:-_END_BYTES], copy[-_END_BYTES:]
+    is_whole = len(copy) == _COPY_BYTES and end == b"%08x\n" % crc32(text)
+    return text if is_whole else None
