@@ -88,6 +88,17 @@ class LedgerRepair:
         Raises NotEnoughBookiesError, NoSuchEntryError, BookieUnavailableError, ConflictError and
         what the metadata store raises. What was done by then stays.
         """
+        # An auditor in the same process sees thousands of others while a copy is made.
+        with self._context.ledgers.keep(self._ledger):
+            await self._mend(lost, also)
+        if self._errors:
+            errors = self._errors
+            raise next((e for e in errors if isinstance(e, NoSuchEntryError)), errors[0])
+        return self._ledger
+
+    async def _mend(
+        self, lost: frozenset[BookieId], also: Callable[[], Sequence[Operation]]
+    ) -> None:
         fragments = final_fragments(self._ledger.value)
         for fragment in fragments:
             self._also = also if fragment is fragments[-1] else tuple
@@ -96,10 +107,6 @@ class LedgerRepair:
                     await step(fragment, lost)
                 except (NoSuchEntryError, NotEnoughBookiesError, BookieUnavailableError) as error:
                     self._errors.append(error)  # of this fragment: the others are none the worse
-        if self._errors:
-            errors = self._errors
-            raise next((e for e in errors if isinstance(e, NoSuchEntryError)), errors[0])
-        return self._ledger
 
     async def _refill_others(self, fragment: FinalFragment, lost: frozenset[BookieId]) -> None:
         members = enumerate(fragment.bookies)
@@ -140,18 +147,19 @@ class LedgerRepair:
         A new one is asked what it holds before it is named: the copy that it replaces is good, and
         counts no more then (rule R16).
         """
-        for index, target in targets.items():
-            lanes = lane_copies(self._ledger.value, fragment, index, lost=lost)
-            try:
-                for lane in lanes:
-                    await self._copy(lane, target)
-                await self._refuse_holes(lanes, target)
-            except TargetFailedError as error:
-                logger.info("ledger %d: %s", self._ledger.value.ledger_id, error)
-                self.unknown.add(target)
-                return False
-        if targets:
-            await self._rename(fragment, targets, lost)
+        with self._context.ledgers.keep(self._ledger):
+            for index, target in targets.items():
+                lanes = lane_copies(self._ledger.value, fragment, index, lost=lost)
+                try:
+                    for lane in lanes:
+                        await self._copy(lane, target)
+                    await self._refuse_holes(lanes, target)
+                except TargetFailedError as error:
+                    logger.info("ledger %d: %s", self._ledger.value.ledger_id, error)
+                    self.unknown.add(target)
+                    return False
+            if targets:
+                await self._rename(fragment, targets, lost)
         return bool(targets)
 
     async def _ask_again(
