@@ -156,9 +156,15 @@ class Pass:
         for batch in _parts(self._candidates, self._config.batch):
             await self._delete(batch)
             await self._sleep(len(batch) / self._config.deletes_per_s)
+        failed: OSError | CorruptionError | None = None
         for held in _parts(self._elsewhere, METADATA_READS_IN_FLIGHT_MAX):
-            await self._give_back(held)
+            try:
+                await self._give_back(held)
+            except (OSError, CorruptionError) as error:
+                failed = failed or error  # one that stays on a full disk keeps no other one
             await self._sleep(len(held) / self._config.deletes_per_s)
+        if failed is not None:
+            raise failed
 
     # -- the first look ----------------------------------------------------------------------------
 

@@ -165,8 +165,9 @@ class DirectoryStore:
                 self._new_ledgers += 1
 
     def dirty_ledgers(self) -> set[LedgerId]:
-        """Ledgers whose record is newer than the one in the index; before there are threads."""
-        return self._dirty_ledgers.keys() | self._frozen_ledger_records.keys()
+        """Ledgers whose record is newer than the one in the index; any thread."""
+        with self._lock:
+            return self._dirty_ledgers.keys() | self._frozen_ledger_records.keys()
 
     @property
     def ledger_count(self) -> int:
@@ -338,8 +339,7 @@ class DirectoryStore:
 
     def forget(self, ledger_ids: Iterable[LedgerId], *, named: bool = False) -> list[LedgerId]:
         """Take ledgers out of memory, and let nothing of them in before ``forgotten`` (rule S17);
-        which. ``named``: those of which the index lacks a record stay (rule G9). Whoever holds the
-        flush lock. The index has them until they are deleted there."""
+        which. ``named``: those of which the index lacks a record stay (G9). Has the flush lock."""
         with self._lock:
             unstored = (self._dirty_ledgers, self._frozen_ledger_records) if named else ()
             leaving = [each for each in ledger_ids if all(each not in of for of in unstored)]

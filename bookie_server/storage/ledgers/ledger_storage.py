@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
@@ -314,9 +314,9 @@ class LedgerStorage:
         metadata have these ledgers no more, and that their ids are never given again. A journal
         that is replayed after a crash may bring parts of one back: then it is deleted once more.
 
-        ``named``: the metadata have these ledgers, elsewhere (rule G9). Then all is flushed first,
-        and one of which the index lacks something stays: a deletion that fails or a crash in the
-        middle of it would leave it without that, and that may be its fence.
+        ``named``: the metadata have these ledgers, elsewhere (rule G9). Then one of which the index
+        lacks the record is flushed first, and stays if that fails: a deletion that fails or a crash
+        in the middle of it would leave it without that, and that may be its fence.
 
         Raises OSError or CorruptionError of the first directory that fails; what was deleted, also
         in the others, stays so, and the call is made again.
@@ -327,7 +327,7 @@ class LedgerStorage:
         for ledger_id in ledger_ids:
             by_store.setdefault(self.number_of(ledger_id), []).append(ledger_id)
         with self._delete_lock:
-            unflushed = self._why_not_flushed() if named else None
+            unflushed = self._why_not_flushed() if named and self._lacks_one(by_store) else None
             for number, asked in by_store.items():
                 store = self._stores[number]
                 try:
@@ -412,6 +412,11 @@ class LedgerStorage:
         for store in self._stores:  # memory before the index (rule S7)
             highest = max(highest, *store.dirty_ledgers(), store.index.highest_ledger())
         return max(1, highest + 1)
+
+    def _lacks_one(self, by_store: Mapping[int, Iterable[LedgerId]]) -> bool:
+        """Whether an index lacks the record of one of these as it is now."""
+        found = ((self._stores[number].dirty_ledgers(), ids) for number, ids in by_store.items())
+        return any(not dirty.isdisjoint(ids) for dirty, ids in found)
 
     def _why_not_flushed(self) -> OSError | CorruptionError | None:
         """Flush; why that failed, None if it did not."""

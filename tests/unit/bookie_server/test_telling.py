@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import resource
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -74,12 +75,22 @@ def test_ready_file_on_a_full_disk_is_there_and_empty(
     assert json.loads((tmp_path / "ready").read_text()) == READY._asdict()
 
 
-def test_ready_file_that_cannot_be_made_ends_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tell_ready(READY, tmp_path / "is not there" / "ready")
-    assert "cannot make the ready file" in caplog.text
-    assert "127.0.0.1:2" in capsys.readouterr().out
+def test_ready_file_whose_directory_is_not_there_ends_the_start(tmp_path: Path) -> None:
+    """Whoever waits for it would wait for ever."""
+    with pytest.raises(FileNotFoundError, match="is not there"):
+        tell_ready(READY, tmp_path / "is not there" / "ready")
+
+
+@pytest.mark.parametrize("closed", [1, 2])
+def test_exit_code_of_a_bookie_without_an_output_is_its_own(tmp_path: Path, closed: int) -> None:
+    config = tmp_path / "bookie.toml"
+    config.write_text(
+        'metadata = "zk://h/l"\n[storage]\njournal_directory = "j"\nledger_directories = ["l"]\n'
+    )
+    command = [sys.executable, "-m", "bookie_server", "--config", str(config)]
+    without = ["/bin/sh", "-c", f'exec "$@" {closed}>&-', "sh"]
+    ended = subprocess.run([*without, *command], capture_output=True, check=False)
+    assert ended.returncode == EXIT_REFUSED, ended.stderr
 
 
 def test_output_on_a_full_disk_ends_nothing_and_is_given_up(

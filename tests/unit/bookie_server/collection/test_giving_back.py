@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from bookie_server.collection import collecting
 from bookie_server.collection.collector import LedgerCollector
 from spark_ledger.metadata.collection import CollectionOrder, PassReport, collection_path
 from spark_ledger.metadata.ledgers import LedgerStore, ledger_path
@@ -173,6 +174,29 @@ def test_disk_that_fails_ends_the_pass_and_what_is_left_is_vouched_for() -> None
         report = await whole_pass(world)
         assert "no more" in report.aborted
         assert 1 not in world.shelf.giving_back
+
+    run_in_virtual_time(main())
+
+
+def test_copy_that_stays_on_a_full_disk_keeps_no_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next pass would end at it as well."""
+    monkeypatch.setattr(collecting, "METADATA_READS_IN_FLIGHT_MAX", 2)
+
+    async def main() -> None:
+        world = World()
+        await world.make(*range(1, 8))
+        await world.move(*range(1, 7))
+        tries = iter((True, False, False))
+
+        def fail() -> None:
+            if next(tries):
+                raise OSError("No space left")
+
+        world.shelf.before_delete = fail
+        report = await whole_pass(world)
+        assert "No space left" in report.aborted
+        assert world.shelf.deleted == [3, 4, 5, 6] and report.deleted == 4
+        assert not {1, 2, 3, 4, 5, 6} & {n for n in range(9) if n in world.shelf.giving_back}
 
     run_in_virtual_time(main())
 

@@ -70,6 +70,16 @@ def test_fence_outlives_a_deletion_for_which_a_full_disk_has_no_room() -> None:
     assert not machine.held(L)
 
 
+def test_copy_of_which_the_index_has_all_costs_no_flush_of_all_others() -> None:
+    """Some thousand are given back in a row, and each flush leaves a row of each ledger that is
+    written."""
+    machine = with_a_stored_ledger(formatted(), OTHER_DIRECTORY)
+    assert machine.add(LedgerId(L + 2), [0], key=KEY) is BookieStatus.OK
+    before = machine.bookie._storage.stats().flushes
+    assert give_back(machine, L, OTHER_DIRECTORY) > 0
+    assert machine.bookie._storage.stats().flushes == before
+
+
 def test_copy_of_which_the_index_has_all_goes_though_a_full_disk_takes_no_flush() -> None:
     """It makes room. Were the flush of others told as its failure, each pass would end there."""
     is_full = False
