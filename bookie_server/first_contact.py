@@ -91,7 +91,7 @@ class LookUps(Generic[F]):
         asking = self._asking.get(ledger_id)
         if asking is not None and who not in asking:
             asking.add(who)
-            self._look_up(ledger_id, partial(self._answered, ledger_id, who))
+            self._look_up(ledger_id, partial(self._answered, ledger_id, who, asking))
 
     def close(self) -> None:
         """Refuse what waits, and what comes."""
@@ -102,10 +102,12 @@ class LookUps(Generic[F]):
                 resume(_closing())
         self._asking.clear()
 
-    def _answered(self, ledger_id: LedgerId, who: str, answer: F | Refusal) -> None:
-        """A look-up has ended. One that came to nothing leaves it to those of others."""
-        asking = self._asking.get(ledger_id, set())
-        if who not in asking:
+    def _answered(
+        self, ledger_id: LedgerId, who: str, asking: set[str], answer: F | Refusal
+    ) -> None:
+        """A look-up has ended. One that came to nothing leaves it to those of others, and one that
+        others have outrun is no answer to what is asked by now."""
+        if self._asking.get(ledger_id) is not asking:
             return  # another one has brought the answer, or it was closed meanwhile
         asking.discard(who)
         is_busy = isinstance(answer, Refusal) and answer.status is BookieStatus.TOO_MANY_REQUESTS

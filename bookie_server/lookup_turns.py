@@ -11,9 +11,9 @@ class LookupTurns:
     connections take turns.
 
     So a client that asks for thousands of ledgers that do not exist keeps one that asks for its own
-    waiting for no more than a round. At most ``waiting_max`` wait, and of one connection a quarter
-    of them. When they are full, one that has less than its share takes the place of the newest
-    of the one that has most. Everything here belongs to the loop of the metadata store.
+    waiting for no more than a round. At most ``waiting_max`` wait. Of more, one that has less than
+    its share takes the place of the newest of the one that has most. Everything here belongs to the
+    loop of the metadata store.
     """
 
     def __init__(self, at_once: int, waiting_max: int) -> None:
@@ -49,11 +49,9 @@ class LookupTurns:
                 del self._waiting[who]
 
     def _has_room(self, who: str) -> bool:
-        own = len(self._waiting.get(who, ()))
-        if 4 * own >= self._waiting_max:
-            return False
         if self._count < self._waiting_max:
             return True
+        own = len(self._waiting.get(who, ()))
         others = len(self._waiting.keys() - {who})
         if (own + 1) * (others + 1) > self._waiting_max:
             return False

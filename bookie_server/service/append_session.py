@@ -140,7 +140,7 @@ class AppendSession:
         self._is_waiting = False  # for its client or for room, so that a drain may interrupt it
         self._was_interrupted = False
         self._malformed = 0  # adds
-        self._unauthorized = 0  # adds since one was stored
+        self._unauthorized = 0  # appenders
         self._reads_since = math.inf  # while nothing is read
         self._message_bytes = APPEND_MESSAGE_BYTES_TARGET  # the size of the last one
         self._message_cost = APPEND_MESSAGE_BYTES_TARGET  # what its adds count in shares
@@ -264,8 +264,8 @@ class AppendSession:
                 is_last, error = self._take_turn(adds, began)
             if not error and self._malformed > BOOKIE_MALFORMED_ADDS_MAX:
                 error = f"{self._malformed} adds of this stream were malformed"
-            if not error and self._unauthorized > BOOKIE_UNKNOWN_ADDS_MAX:
-                error = f"{self._unauthorized} adds of this stream may not be written"
+            if not error and self._unauthorized > BOOKIE_UNKNOWN_ADDS_MAX and not self.is_known:
+                error = f"{self._unauthorized} ledgers of this stream may not be written"
             if error:
                 return error
             await self._check_refusals()
@@ -365,15 +365,14 @@ class AppendSession:
         appender.pending -= 1
         self._pending -= 1
         self._answered.add(status, entries, size_bytes, started)
-        self._unauthorized += status is BookieStatus.UNAUTHORIZED
         if status is not BookieStatus.OK:
             is_first = appender.refusal is None
+            self._unauthorized += is_first and status is BookieStatus.UNAUTHORIZED
             appender.refuse(last_entry, Refusal(status, message))
             if is_first and not (self._aborts or self._is_gone):
                 self._gate.refused.one_more(self)
         elif appender.refusal is None or last_entry < appender.refused_entry:
             appender.acknowledged = last_entry
-            self._unauthorized = 0
             appender.told, appender.note = False, ""
             self.is_known = True
         if not self._changed:  # else the writer of results is awake, and has not collected yet

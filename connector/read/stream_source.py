@@ -399,7 +399,7 @@ class StreamSource:
             self._handle_recreated("the micro-batch")
             return []
         first = self._start_position(start)
-        if first > last and not self._options.start_may_move:  # in the first one (rule T31)
+        if first > last and not self.start_moves():  # in the first one (rule T31)
             self._readable(self._stream.head(), last, "the end of the micro-batch")
         if first >= last:
             return []

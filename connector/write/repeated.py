@@ -77,7 +77,8 @@ def check_sink_name(stream: Stream, batch: MicroBatch) -> None:
     not know the pair, and would append the rows a second time.
 
     A query that begins, and has no sink name of its own, cannot have committed before. Nor has it
-    if nobody has committed behind its own record: that spares most queries a look at all sinks.
+    under another one if its own record is of this run, or if nobody has committed behind that: this
+    spares most queries a look at all sinks.
 
     Raises ConflictError if it was committed under another name.
     """
@@ -85,7 +86,7 @@ def check_sink_name(stream: Stream, batch: MicroBatch) -> None:
     own = None if is_new else stream.last_transaction(batch.sink_id)
     if is_new or (own is not None and own.transaction_id >= batch.batch_id):
         return  # rule T3 judges
-    if own is not None and stream.head().next_commit <= own.commit + 1:
+    if own is not None and (own.run_id == batch.run or stream.head().next_commit <= own.commit + 1):
         return
     for record in stream.last_transactions():
         is_ours = record.run_id.partition("/")[0] == batch.query_id

@@ -57,13 +57,13 @@ async def believed_end(
 
 
 def _is_absurd(bookie_id: BookieId, said: Mapping[BookieId, LastConfirmed], floor: EntryId) -> bool:
-    """Whether a bookie names an entry far behind all that others hold; if it is the only one that
-    has answered, far behind all that it holds itself."""
+    """Whether a bookie names an entry far behind all that others hold; if no other one holds any,
+    far behind all that it holds itself: one that denies has lost its copies, perhaps."""
     answer = said[bookie_id]
     others = [
         each.last_entry
         for name, each in said.items()
-        if name != bookie_id and (each.status is BookieStatus.OK or each.status.is_denial)
+        if name != bookie_id and each.status is BookieStatus.OK
     ]
     known = max([floor, *(others or [answer.last_entry])])
     return max(answer.last_add_confirmed, answer.last_entry) > known + ENTRIES_AHEAD_MAX

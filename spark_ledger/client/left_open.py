@@ -13,7 +13,12 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
-from spark_ledger.errors import LedgerClosedError, LedgerError, NotFoundError
+from spark_ledger.errors import (
+    LedgerClosedError,
+    LedgerError,
+    MetadataRestoredError,
+    NotFoundError,
+)
 from spark_ledger.limits.client import LEFT_OPEN_DELAY_S, LEFT_OPEN_DELAY_S_MAX, LEFT_OPEN_MAX
 from spark_ledger.tasks import cancel
 from spark_ledger.types import LedgerId
@@ -72,6 +77,8 @@ class LeftOpen:
                 await close(ledger_id)
             except NotFoundError:
                 logger.info("ledger %d was deleted before it was closed", ledger_id)
+            except MetadataRestoredError as error:  # it may be another one's by now
+                logger.warning("ledger %d is not closed: %s", ledger_id, error)
             except LedgerClosedError:
                 return  # the connection is closed
             except LedgerError as error:

@@ -19,6 +19,7 @@ from spark_ledger.errors import (
     FencedError,
     LedgerClosedError,
     LedgerError,
+    MetadataRestoredError,
     TooManyRequestsError,
 )
 from spark_ledger.limits.client import WRITER_CLOSE_GRACE_S, WRITER_QUEUED_BYTES_FACTOR
@@ -163,8 +164,8 @@ class LedgerWriter:
     @property
     def is_left_open(self) -> bool:
         """Whether the ledger is open though its writer has ended, and nobody else took it over: its
-        metadata could not be written."""
-        taken_over = isinstance(self._machine.error, FencedError)
+        metadata could not be written. Behind a restore the id may be another one's."""
+        taken_over = isinstance(self._machine.error, FencedError | MetadataRestoredError)
         return self._outcome.done() and not (self.metadata.is_closed or taken_over)
 
     # -- appending ---------------------------------------------------------------------------------

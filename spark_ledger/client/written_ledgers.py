@@ -18,6 +18,7 @@ from spark_ledger.errors import (
     LedgerClosedError,
     LedgerError,
     MetadataRestoredError,
+    MetadataUnavailableError,
     NoSuchLedgerError,
 )
 from spark_ledger.limits.metadata import METADATA_READS_IN_FLIGHT_MAX, METADATA_RETRY_DELAY_S
@@ -96,11 +97,13 @@ class WrittenLedgers:
             await self._end(writer, self._gone(ledger_id, error))
         except MetadataRestoredError as error:
             await self._end(writer, error)
-        except LedgerClosedError:
-            return True  # the connection is closed, and whoever closes it ends the writers
-        except LedgerError as error:
+        except MetadataUnavailableError as error:
             logger.debug("ledger %d cannot be looked at yet: %s", ledger_id, error)
             return writer.is_closed
+        except LedgerClosedError:
+            return True  # the connection is closed, and whoever closes it ends the writers
+        except LedgerError as error:  # it would be the same in a moment
+            logger.warning("ledger %d is written, and cannot be looked at: %s", ledger_id, error)
         return True
 
     def _gone(self, ledger_id: LedgerId, error: NoSuchLedgerError) -> LedgerError:

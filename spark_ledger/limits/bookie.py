@@ -43,9 +43,9 @@ BOOKIE_MALFORMED_ADDS_MAX: Final = 16
 """On one append stream. Each is answered; a client that sends more of them is not one of ours."""
 
 BOOKIE_UNKNOWN_ADDS_MAX: Final = 256
-"""On one append stream, since an add of it was stored: adds of ledgers that are not in the
-metadata, or with a wrong key. A client of ours has a few when its ledgers are deleted; one that
-sends more looks for work to give to ZooKeeper."""
+"""On one append stream, before an add of it was stored: ledgers that are not in the metadata, or
+whose key was wrong. A client of ours has a few when its ledgers are deleted; one that asks for more
+looks for work to give to ZooKeeper."""
 
 BOOKIE_UNSENT_RESULTS_MAX: Final = 4_096
 """Results that wait for a client which does not read them; then its stream is not read either."""
@@ -61,8 +61,8 @@ FIRST_CONTACT_LOOKUPS_MAX: Final = 64
 asks for ledgers that do not exist puts no more load on ZooKeeper. Connections take turns."""
 
 FIRST_CONTACT_LOOKUPS_WAITING_MAX: Final = 4096
-"""Ledgers whose first request waits, a quarter of them of one connection; beyond it a bookie is
-busy. Entries that wait count as in flight."""
+"""Ledgers whose first request waits; beyond it a bookie is busy to whoever has most. Entries that
+wait count as in flight."""
 
 # -- calls of each kind at once --------------------------------------------------------------------
 

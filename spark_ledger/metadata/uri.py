@@ -15,9 +15,9 @@ DEFAULT_PORT: Final = 2181
 _SCHEME: Final = re.compile(r"(zk|https?|zookeeper):/*")
 _NO_PORT: Final = re.compile(r":(?![0-9]{1,5}(?:[,/]|$))[^,/]*")
 """A colon without a port behind it, and what follows up to the next host or the root."""
-_NOT_IN_A_ROOT: Final = "@?:"
-"""With a / in a password, what follows that is taken for the root; and a ? or : begins what other
-kinds of URI have there."""
+_NOT_IN_A_ROOT: Final = "@?"
+"""With a / in a password, what follows that is taken for the root, up to an @; and a ? begins what
+other kinds of URI have there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def parse_uri(uri: str) -> ZooKeeperAddress:
     if any(name in {"", ".", ".."} or not name.isprintable() for name in names):
         raise _error(shown, "it needs a root path behind the hosts, such as /ledgers")
     if any(sign in root for sign in _NOT_IN_A_ROOT):
-        reason = "a root path has no @, ? or :, and a / in a user's name or password is written %2F"
+        reason = "a root path has no @ or ?, and a / in a user's name or password is written %2F"
         raise _error(shown, reason)
     user, colon, password = credentials.partition(":")
     if at and not (user and colon and password):

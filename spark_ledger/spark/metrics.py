@@ -83,8 +83,9 @@ class QueryMetrics:
             while len(self._queries) > METRICS_QUERIES_MAX:
                 del self._queries[next(iter(self._queries))]
             reads = {source.name for source in progress.sources}
-            for series in [each for each in values if _is_left_behind(each, reads)]:
-                del values[series]
+            if all(source.is_named for source in progress.sources):  # else it may be one of them
+                for series in [each for each in values if _is_left_behind(each, reads)]:
+                    del values[series]
             for name, labels, value in _values(progress, reports):
                 key = (name, tuple({"query": _label(progress), **labels}.items()))
                 is_sum = METRICS[name].kind == "counter"

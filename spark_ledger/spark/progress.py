@@ -33,6 +33,10 @@ class Query(Protocol):
     def lastProgress(self) -> Reported | None: ...
 
 
+_UNNAMED: Final = "stream id "
+"""Before the id of a stream whose name is not known."""
+
+
 class _Offset(msgspec.Struct, rename="camel"):
     """An offset of ours: of a stream (``segment``) or of a raw ledger (``ledger``)."""
 
@@ -55,7 +59,7 @@ class _Offset(msgspec.Struct, rename="camel"):
 
     @property
     def unnamed(self) -> str:
-        return f"stream id {self.stream}" if self.ledger is None else f"ledger {self.ledger}"
+        return _UNNAMED + self.stream if self.ledger is None else f"ledger {self.ledger}"
 
 
 class _Several(msgspec.Struct):
@@ -112,6 +116,11 @@ class SourceProgress:
     rows_behind: int | None
     bytes_behind: int | None
     seconds_behind: float | None
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the name is the stream's: in a micro-batch of before a restart it is its id."""
+        return not self.name.startswith(_UNNAMED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,17 @@ streams/<name>/commits/<b>/<n>      commit n, in bucket b = n // 1000; never cha
 
 from __future__ import annotations
 
+import logging
 from typing import Final
 from urllib.parse import quote, unquote
 
-from spark_ledger.errors import NoSuchStreamError, NotFoundError
+from spark_ledger.errors import (
+    ConfigurationError,
+    CorruptionError,
+    NoSuchStreamError,
+    NotFoundError,
+)
+from spark_ledger.limits.metadata import METADATA_READS_IN_FLIGHT_MAX
 from spark_ledger.metadata.base import Check, MetadataStore, Put
 from spark_ledger.stream.concurrency import run_all
 from spark_ledger.stream.format import codec
@@ -27,6 +34,8 @@ from spark_ledger.stream.model import (
     check_stream_name,
 )
 from spark_ledger.types import Versioned
+
+logger = logging.getLogger(__name__)
 
 STREAMS_ROOT: Final = "streams"
 COMMITS_PER_BUCKET: Final = 1000
@@ -120,10 +129,21 @@ class StreamNodes:
         return Versioned(codec.decode_sink(node.value, path), node.version)
 
     async def sinks(self) -> list[SinkRecord]:
-        """The records of all sinks."""
+        """The records of all sinks. One that cannot be read is left out: that sink is told."""
         names = await self.store.children(self.sinks_path)
-        found = await run_all(self.sink(unquote(name[2:])) for name in names)
-        return [record.value for record in found if record is not None]
+        found: list[SinkRecord | None] = []
+        for start in range(0, len(names), METADATA_READS_IN_FLIGHT_MAX):
+            part = names[start : start + METADATA_READS_IN_FLIGHT_MAX]
+            found += await run_all(self._readable_sink(unquote(name[2:])) for name in part)
+        return [record for record in found if record is not None]
+
+    async def _readable_sink(self, sink_id: str) -> SinkRecord | None:
+        try:
+            record = await self.sink(sink_id)
+        except (CorruptionError, ConfigurationError) as error:  # damaged, or of a later format
+            logger.warning("stream %r: the record of sink %r: %s", self.name, sink_id, error)
+            return None
+        return None if record is None else record.value
 
     def no_such_stream(self) -> NoSuchStreamError:
         """The error for a stream that does not exist (any more)."""

@@ -25,9 +25,9 @@ MessageT = TypeVar("MessageT", bound=Message)
 ANSWER_BYTES_MAX: Final = 1 * MIB
 """An answer without entries: some numbers and sentences. Protobuf decodes so much in no time."""
 
-LIST_ANSWERS_MAX: Final = 100
-"""Answers of one call that lists a ledger's entries, a million ranges in all. There is one; only a
-bookie of a former version has more."""
+LIST_ANSWERS_MAX: Final = 1_000
+"""Answers of one call that lists a ledger's entries. There is one; only a bookie of a former
+version has more, and of a large ledger in stripes a hundred for each million entries."""
 
 _SECONDS_END: Final = 2**40
 """No age, and no time since 1970, has so many seconds: 35 thousand years."""

@@ -308,7 +308,7 @@ def test_metadata_that_cannot_be_read_make_the_bookie_busy(
 
 def test_look_ups_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_keys, "FIRST_CONTACT_LOOKUPS_MAX", 2)
-    monkeypatch.setattr(ledger_keys, "FIRST_CONTACT_LOOKUPS_WAITING_MAX", 12)  # 3 of each
+    monkeypatch.setattr(ledger_keys, "FIRST_CONTACT_LOOKUPS_WAITING_MAX", 3)
     running, most = 0, 0
 
     class Counting(MemoryMetadataStore):

@@ -17,7 +17,7 @@ import pytest
 from bookie_server import daemon_thread, server
 from bookie_server.__main__ import main
 from bookie_server.exit_codes import EXIT_FATAL, EXIT_REFUSED
-from bookie_server.telling import Ready, say, tell_ready
+from bookie_server.telling import Ready, end_output, say, tell_ready
 
 READY = Ready("b", "127.0.0.1:1", "127.0.0.1:2", 7)
 
@@ -91,6 +91,14 @@ def test_exit_code_of_a_bookie_without_an_output_is_its_own(tmp_path: Path, clos
     without = ["/bin/sh", "-c", f'exec "$@" {closed}>&-', "sh"]
     ended = subprocess.run([*without, *command], capture_output=True, check=False)
     assert ended.returncode == EXIT_REFUSED, ended.stderr
+
+
+def test_end_of_an_output_that_was_never_there_says_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    end_output()
 
 
 def test_output_on_a_full_disk_ends_nothing_and_is_given_up(

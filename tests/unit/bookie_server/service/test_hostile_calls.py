@@ -277,20 +277,39 @@ def test_stream_of_adds_that_nobody_may_make_is_ended(
         await answered(call, range(1_000, 1_001))
         is_refused = True
         if stores:
-            await answered(call, range(2_000, 2_001))
-            await call.write(adds_of(range(3_000, 3_001)))
-            assert len((await call.read()).results) == 1
+            await answered(call, range(2_000, 2_000 + BOOKIE_UNKNOWN_ADDS_MAX))
             call.cancel()
             return
         await call.write(adds_of(range(3_000, 3_001)))
         with pytest.raises(
-            grpc.aio.AioRpcError, match="257 adds of this stream may not be written"
+            grpc.aio.AioRpcError, match="257 ledgers of this stream may not be written"
         ):
             while await call.read() is not grpc.aio.EOF:
                 pass
         assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
 
     run()
+
+
+@on_loop
+async def test_refusals_of_one_ledger_count_once_however_many_adds_were_on_their_way(
+    f: Fixture,
+) -> None:
+    """A writer whose ledger was deleted has hundreds in flight, and others share its stream."""
+    waiting: list[Any] = []
+    f.bookie.add = lambda *_args, done, **_more: waiting.append(done)  # type: ignore[method-assign]
+    call = f.stub.Append(metadata=HERE)
+    one = adds_of(range(1, 2)).adds[0]
+    await call.write(pb.AppendRequest(adds=[one] * (BOOKIE_UNKNOWN_ADDS_MAX + 50)))
+    await until(lambda: len(waiting) == BOOKIE_UNKNOWN_ADDS_MAX + 50)
+    for done in waiting:
+        done(BookieStatus.UNAUTHORIZED, "it is not in the metadata")
+    assert (await call.read()).results
+    await call.write(adds_of(range(2, 3)))
+    await until(lambda: len(waiting) == BOOKIE_UNKNOWN_ADDS_MAX + 51)
+    waiting[-1](BookieStatus.OK, "")
+    assert [result.status for result in (await call.read()).results] == [pb.OK]
+    call.cancel()
 
 
 @on_loop

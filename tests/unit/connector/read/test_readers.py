@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from itertools import count
 from types import MappingProxyType
 from typing import Any
 
@@ -226,19 +227,26 @@ def test_query_from_latest_that_goes_on_has_rows_in_its_first_trigger(cluster: C
     assert Query(options=options, at=query.at).trigger() == [2]
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"startingTimestamp": "2000"}, {"streams": "s", "startingTimestamp": "2000"}]
+)
 def test_first_micro_batch_whose_rows_were_truncated_is_not_repeated_without_a_word(
-    cluster: Cluster, caplog: pytest.LogCaptureFixture
+    cluster: Cluster, caplog: pytest.LogCaptureFixture, options: dict[str, str]
 ) -> None:
-    stream = cluster.create(1)
-    stream.append(table(2))
-    first = Query(options={"maxRowsPerTrigger": "1"})
+    stream = cluster.create()
+    committer, times_ms = stream._stream._committer, count(3000, 1000)
+    committer.clock_ms = lambda: next(times_ms)
+    for row in (1, 2):
+        stream.append(table(row))
+    first = Query(options={**options, "maxRowsPerTrigger": "1"})
     end = first.reader.latestOffset(first.at, first.limit)
     stream.append(table(3))
     stream.retention.truncate("latest")
-    again = Query()
+    stream.append(table(4))
+    again = Query(options=options)
     with pytest.raises(DataLossError, match="the end of the micro-batch"):
         again.reader.partitions(again.at, end)
-    lenient = Query(options=LENIENT)
+    lenient = Query(options={**options, **LENIENT})
     assert lenient.rows_between(lenient.at, end) == []
     assert "the end of the micro-batch" in caplog.text
 

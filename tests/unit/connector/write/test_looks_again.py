@@ -84,8 +84,24 @@ def test_query_that_goes_on_looks_at_other_sinks_only_if_somebody_has_committed_
     committed(stream, "other", "p", 10)
     check_sink_name(stream, MicroBatch("a", "q", "again", 4, ()))
     assert not looks, "its own record says that it is committed"
+    check_sink_name(stream, MicroBatch("a", "q", "run", 5, ()))
+    assert not looks, "its own record is of this run: a process of its own for each micro-batch"
     check_sink_name(stream, MicroBatch("a", "q", "again", 5, ()))
     assert len(looks) == 1
+
+
+def test_record_of_another_sink_that_is_damaged_stops_no_query(cluster: Cluster) -> None:
+    stream = cluster.create()
+    committed(stream, "a", "q", 4)
+    committed(stream, "other", "p", 9)
+    nodes = stream._stream._nodes
+
+    async def damage() -> None:
+        await nodes.store.put(f"{nodes.sinks_path}/s-other", b"junk", 0)
+
+    stream._call(damage())
+    check_sink_name(stream, MicroBatch("a", "q", "again", 5, ()))
+    assert [record.sink_id for record in stream.last_transactions()] == ["a"]
 
 
 def test_first_micro_batch_of_a_run_is_its_own_whatever_other_sinks_and_runs_began_with(

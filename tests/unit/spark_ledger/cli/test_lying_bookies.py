@@ -11,6 +11,7 @@ from typing import Any, Final
 import pytest
 
 from spark_ledger.cli import inspection
+from spark_ledger.cli.ends import _is_absurd
 from spark_ledger.cli.inspection import LedgerPicture, inspect_ledger
 from spark_ledger.cli.safety import Standing, exit_status, survey
 from spark_ledger.cli.show.zones import Safety
@@ -188,6 +189,17 @@ def test_end_that_the_last_bookie_proves_is_confirmed_though_the_others_are_gone
         assert exit_status(found) == 3
 
     run_virtually(test)
+
+
+def test_last_bookie_of_a_long_ledger_is_believed_beside_one_that_has_lost_its_copies() -> None:
+    """A denial says nothing of where the ledger ends."""
+    far = EntryId(70_000_000)
+    honest = LastConfirmed(BookieStatus.OK, far, EntryId(far + 1))
+    lost = LastConfirmed(BookieStatus.NO_SUCH_LEDGER)
+    said = {BookieId("b0"): honest, BookieId("b1"): lost}
+    assert not _is_absurd(BookieId("b0"), said, EntryId(-1))
+    short = LastConfirmed(BookieStatus.OK, EntryId(6), EntryId(7))
+    assert _is_absurd(BookieId("b0"), {**said, BookieId("b2"): short}, EntryId(-1))
 
 
 @pytest.mark.parametrize("is_closed", [True, False])

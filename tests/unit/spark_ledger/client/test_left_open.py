@@ -12,6 +12,7 @@ from spark_ledger.client.left_open import LeftOpen
 from spark_ledger.errors import (
     LedgerClosedError,
     LedgerError,
+    MetadataRestoredError,
     MetadataUnavailableError,
     NoSuchLedgerError,
 )
@@ -82,8 +83,14 @@ def test_pauses_grow_while_it_fails_and_every_ledger_has_its_turn() -> None:
     run_in_virtual_time(test())
 
 
-def test_ledger_that_was_deleted_is_forgotten_and_the_next_one_closed() -> None:
-    gone = NoSuchLedgerError("ledger 0 does not exist")
+@pytest.mark.parametrize(
+    "gone",
+    [NoSuchLedgerError("ledger 0 does not exist"), MetadataRestoredError("it is another one now")],
+)
+def test_ledger_that_is_there_no_more_is_forgotten_and_the_next_one_closed(
+    gone: LedgerError,
+) -> None:
+    """Behind a restore the id may be that of another client's ledger, which nobody may fence."""
     recoveries = Recoveries(lambda ledger_id, _: gone if ledger_id == 0 else None)
 
     async def test() -> None:

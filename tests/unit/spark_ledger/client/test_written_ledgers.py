@@ -52,6 +52,7 @@ async def ends_with(writer: LedgerWriter, kind: type[LedgerError], match: str) -
             await asyncio.sleep(0.05)
     with pytest.raises(kind, match=match):
         await writer.close()
+    assert writer.is_left_open is (kind is NoSuchLedgerError)
 
 
 @pytest.mark.parametrize("loses_session", [True, False])
@@ -129,6 +130,26 @@ def test_writer_is_looked_after_once_the_store_answers_again() -> None:
         assert not fails
         await there.append(b"x")
         await there.close()
+
+    run_virtually(test)
+
+
+def test_ledger_that_can_never_be_read_is_looked_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer, asked = await client.create_ledger(), list[str]()
+        store, path = store_of(client), ledger_path(writer.ledger_id)
+        await MemoryMetadataStore(world.tree).put(path, b"junk", 0)
+
+        def note(_name: str, of: str) -> Fault:
+            asked.append(of)
+            return Fault()
+
+        store.interpose = note
+        store.reconnect()
+        await asyncio.sleep(10.0)
+        assert asked.count(path) == 1 and "cannot be looked at" in caplog.text
+        await writer.append(b"it is written on")
 
     run_virtually(test)
 

@@ -152,6 +152,17 @@ def test_metrics_forget_how_far_behind_a_stream_is_that_left_its_query(
     assert 'spark_ledger_query_batch{query="copy"} 7' in page
 
 
+def test_metrics_keep_how_far_behind_a_stream_is_that_is_not_named_for_once(
+    listener: LedgerListener,
+) -> None:
+    """The first micro-batch behind a restart may have the stream's id alone."""
+    end = {"entry": 0, "segment": 5, "stream": "abc"}
+    lag = {"rowsBehind": 70, "bytesBehind": 900, "millisBehind": 1500, "name": "orders"}
+    listener.onQueryProgress(progressed(stream(endOffset=end, latestOffset={**end, **lag})))
+    listener.onQueryProgress(progressed(stream(endOffset=end, latestOffset=end)))
+    assert 'source_behind_rows{query="copy",stream="orders"} 70' in listener.metrics_text()
+
+
 def test_metrics_forget_the_queries_seen_longest_ago(listener: LedgerListener) -> None:
     for number in range(METRICS_QUERIES_MAX + 2):
         listener.onQueryProgress(progressed(stream(), id=f"q{number}", name=f"n{number}"))
