@@ -53,7 +53,7 @@ check: $(STAMP) ## format, lint, types, style, generated code (under a minute)
 	@python -m pytest -q tests/style
 
 test: $(STAMP) java ## what a change must pass: every test, a share of each proof (twelve minutes)
-	@python -m pytest -n 3 --no-loadscope-reorder || { \
+	@python -m pytest -n 2 --no-loadscope-reorder || { \
 	  status=$$?; \
 	  if [ $$status -ne 1 ]; then exit $$status; fi; \
 	  echo "once more, one at a time: what failed while tests shared the machine"; \

@@ -1,0 +1,117 @@
+"""Append streams of ledgers that they may not write: they are ended, and honest ones are not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from spark_ledger.bookie_api import ASKED_BY
+from spark_ledger.limits.bookie import BOOKIE_UNKNOWN_ADDS_MAX
+from spark_ledger.types import BookieStatus
+from spark_ledger.wire import bookie_pb2 as pb
+from tests.unit.bookie_server.service.test_grpc_service import HERE, Fixture, on_loop
+from tests.unit.bookie_server.service.test_hostile_calls import until
+
+
+def adds_of(tags: range) -> pb.AppendRequest:
+    run = pb.EntryRun(ledger_id=1, sizes=[50], frames=bytes(50))
+    return pb.AppendRequest(adds=[pb.AddRun(tag=tag, run=run) for tag in tags])
+
+
+@pytest.mark.parametrize("stores", [False, True])
+def test_stream_of_adds_that_nobody_may_make_is_ended(
+    stores: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each had to be looked up. One that stores something between is no stranger."""
+
+    @on_loop
+    async def run(f: Fixture) -> None:
+        honest = f.bookie.add
+
+        def add(*args: Any, done: Any, **more: Any) -> None:
+            if is_refused:
+                done(BookieStatus.UNAUTHORIZED, "it is not in the metadata")
+            else:
+                honest(*args, done=done, **more)
+
+        async def answered(call: Any, tags: range) -> None:
+            await call.write(adds_of(tags))
+            count = 0
+            while count < len(tags):
+                count += len((await call.read()).results)
+
+        monkeypatch.setattr(f.bookie, "add", add)
+        call, is_refused = f.stub.Append(metadata=HERE), True
+        await answered(call, range(1, BOOKIE_UNKNOWN_ADDS_MAX + 1))
+        is_refused = not stores
+        await answered(call, range(1_000, 1_001))
+        is_refused = True
+        if stores:
+            await answered(call, range(2_000, 2_000 + BOOKIE_UNKNOWN_ADDS_MAX))
+            call.cancel()
+            return
+        await call.write(adds_of(range(3_000, 3_001)))
+        with pytest.raises(
+            grpc.aio.AioRpcError, match="257 ledgers of this stream may not be written"
+        ):
+            while await call.read() is not grpc.aio.EOF:
+                pass
+        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    run()
+
+
+@on_loop
+async def test_refusals_of_one_ledger_count_once_however_many_adds_were_on_their_way(
+    f: Fixture,
+) -> None:
+    """A writer whose ledger was deleted has hundreds in flight, and others share its stream."""
+    waiting: list[Any] = []
+    f.bookie.add = lambda *_args, done, **_more: waiting.append(done)  # type: ignore[method-assign]
+    call = f.stub.Append(metadata=HERE)
+    one = adds_of(range(1, 2)).adds[0]
+    await call.write(pb.AppendRequest(adds=[one] * (BOOKIE_UNKNOWN_ADDS_MAX + 50)))
+    await until(lambda: len(waiting) == BOOKIE_UNKNOWN_ADDS_MAX + 50)
+    for done in waiting:
+        done(BookieStatus.UNAUTHORIZED, "it is not in the metadata")
+    assert (await call.read()).results
+    await call.write(adds_of(range(2, 3)))
+    await until(lambda: len(waiting) == BOOKIE_UNKNOWN_ADDS_MAX + 51)
+    waiting[-1](BookieStatus.OK, "")
+    assert [result.status for result in (await call.read()).results] == [pb.OK]
+    call.cancel()
+
+
+@on_loop
+async def test_bookie_hears_on_whose_behalf_it_is_asked(f: Fixture) -> None:
+    """It looks ledgers up for each connection in turn."""
+    asked: list[tuple[str, str]] = []
+
+    def hear(name: str) -> None:
+        honest = getattr(f.bookie, name)
+
+        def heard(*args: Any, **more: Any) -> Any:
+            asked.append((name, ASKED_BY.get()))
+            return honest(*args, **more)
+
+        setattr(f.bookie, name, heard)
+
+    for name in ("add", "fence", "write_last_confirmed"):
+        hear(name)
+    call = f.stub.Append(metadata=HERE)
+    await call.write(adds_of(range(1, 2)))
+    await call.read()
+    call.cancel()
+    told = pb.WriteLastConfirmedRequest(ledger_id=1, last_add_confirmed=0)
+    await f.stub.WriteLastConfirmed(told, timeout=5, metadata=HERE)
+    fence = pb.ReadLastConfirmedRequest(ledger_id=1, fence=True)
+    await f.stub.ReadLastConfirmed(fence, timeout=5, metadata=HERE)
+    recovery = pb.ReadRequest(ledger_id=1, first_entry=0, last_entry=0, fence=True)
+    assert [each async for each in f.stub.Read(recovery, timeout=5, metadata=HERE)]
+    assert [name for name, _ in asked] == ["add", "write_last_confirmed", "fence", "fence"]
+    (peer,) = {who for _, who in asked}
+    assert peer.startswith("ipv4:127.0.0.1:")
+    assert ASKED_BY.get() == "", "calls of others are theirs"
