@@ -49,9 +49,11 @@ def read_note(files: FileSystem, path: Path) -> Noted:
     except FileNotFoundError:
         return NOTHING
     try:
-        # What a process left that was killed may be in memory only. The next copy is written over
-        # the one before it, so it has to be durable first.
+        # What a process left that was killed may be in memory only, as may the file's name behind a
+        # write that failed. The next copy is written over the one before it, in a file that has to
+        # be found again, so all of it has to be durable first.
         file.fdatasync()
+        files.sync_directory(path.parent)
         size = file.size()
         if size > 2 * _COPY_BYTES:
             raise OSError(f"{path}: {size} bytes, at most {2 * _COPY_BYTES} are expected")

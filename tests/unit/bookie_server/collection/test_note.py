@@ -82,6 +82,25 @@ def test_copy_that_a_killed_process_left_in_memory_is_durable_once_it_was_read(
     assert read_note(files.crash_clone(None), PATH) == noted(3)
 
 
+def test_file_whose_name_was_in_memory_only_is_durable_once_it_was_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The mark of the next copy goes to the metadata: without the file nothing knew it."""
+    files = MemoryFileSystem()
+    files.mkdir(LEDGERS)
+
+    def fail(_files: MemoryFileSystem, _path: Path) -> None:
+        raise OSError(errno.EIO, "the disk fails for a moment")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryFileSystem, "sync_directory", fail)
+        with pytest.raises(OSError, match="for a moment"):
+            write_note(files, PATH, noted(1))
+    assert read_note(files, PATH) == noted(1)
+    write_note(files, PATH, noted(2))
+    assert read_note(files.crash_clone(None), PATH) == noted(2)
+
+
 @pytest.mark.parametrize("is_that_of_the_metadata", [True, False])
 def test_note_of_an_older_version_is_read_and_replaced(*, is_that_of_the_metadata: bool) -> None:
     async def main() -> None:
