@@ -86,7 +86,8 @@ async def format_new(config: BookieConfig, store: MetadataStore) -> Cookie:
     or cannot be made; otherwise what the metadata store raises.
     """
     files, ledger_directories = PosixFileSystem(), config.ledger_directories
-    begun_id = config.bookie_id or unfinished_id(files, ledger_directories)
+    begun_id = "" if is_formatted(config) else unfinished_id(files, ledger_directories)
+    begun_id = config.bookie_id or begun_id
     bookie_id = check_bookie_id(begun_id or f"bookie-{secrets.token_hex(8)}")
     cookie = BookieCookie(
         await ensure_cluster(store),

@@ -174,7 +174,7 @@ def test_format_that_fails_leaves_the_name_to_who_has_taken_it_over(
 
     async def main() -> None:
         store = tree.open_session()
-        with pytest.raises(OSError, match="Input/output"):
+        with pytest.raises(ConfigurationError, match="Input/output"):
             await format_new(config_in(tmp_path), store)
         assert await BookieRegistry(store).list_cookies() == [B1]
 
