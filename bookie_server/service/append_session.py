@@ -259,8 +259,9 @@ class AppendSession:
         adds = decode_append_request(data)
         began = time.perf_counter()
         self._message_cost = 0
+        received_bytes = len(data)
         while True:
-            async with self._turns.turn(self.peer):
+            async with self._turns.turn(self.peer, received_bytes):
                 is_last, error = self._take_turn(adds, began)
             if not error and self._malformed > BOOKIE_MALFORMED_ADDS_MAX:
                 error = f"{self._malformed} adds of this stream were malformed"
@@ -271,6 +272,7 @@ class AppendSession:
             await self._check_refusals()
             if is_last:
                 return ""
+            received_bytes = 0  # counted
             await asyncio.sleep(0)
 
     def _take_turn(self, adds: Iterator[ReceivedAdd], began: float) -> tuple[bool, str]:

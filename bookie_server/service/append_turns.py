@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from heapq import heappop, heappush
 from typing import Final
 
-from spark_ledger.limits.bookie import APPEND_TURN_S
+from spark_ledger.limits.bookie import APPEND_TURN_S, RECEIVE_S_PER_BYTE
 
 _CONNECTIONS_KNOWN: Final = 4_096
 """Of more, all are equal again."""
@@ -35,7 +35,7 @@ class AppendTurns:
         self._round_s = round_s
         self._clock = clock
         self._used_s = 0.0
-        self._usual_s = APPEND_TURN_S  # of one turn
+        self._usual_s = round_s  # of one turn
         self._round_ends = False
         self._virtual_s = 0.0
         self._ends: dict[str, float] = {}  # of connections, in virtual time
@@ -43,8 +43,9 @@ class AppendTurns:
         self._count = 0
 
     @asynccontextmanager
-    async def turn(self, connection: str) -> AsyncIterator[None]:
-        """Begins once it is the connection's turn; the time that the body takes is counted."""
+    async def turn(self, connection: str, received_bytes: int = 0) -> AsyncIterator[None]:
+        """Begins once it is the connection's turn; the time that the body takes is counted, and
+        what the loop took before it to receive so many bytes."""
         expected_s = self._usual_s
         starts = max(self._virtual_s, self._ends.get(connection, 0.0))
         self._ends[connection] = starts + expected_s  # its other streams wait behind this one
@@ -55,7 +56,7 @@ class AppendTurns:
             try:
                 yield
             finally:
-                took_s = self._clock() - began
+                took_s = self._clock() - began + received_bytes * RECEIVE_S_PER_BYTE
                 self._used(took_s)
         finally:
             if connection in self._ends:

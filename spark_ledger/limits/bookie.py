@@ -29,8 +29,12 @@ ADDS_GO_ON_AT_ONCE: Final = 50
 """Adds that waited for room, or for the key of their ledger, go on in such numbers, and others
 have a turn in between."""
 
-APPEND_TURN_S: Final = 0.002
+APPEND_TURN_S: Final = 0.001
 """All append streams together keep the service loop for so long; then others have a turn."""
+
+RECEIVE_S_PER_BYTE: Final = 1e-9
+"""What the service loop takes to receive a byte of a large message, as measured: one copy. It is
+part of the turn that follows, as nobody knows before that a message comes."""
 
 ADD_COST_BYTES: Final = 32 * KIB
 """What an add counts beside its bytes: the service works as long for one as the disk for these."""

@@ -1,7 +1,8 @@
 """The journal: group commit of records, durable before anybody is told (rule S1).
 
 ``append`` queues a record. ``commit_pending`` writes the queue as one batch, syncs it, and posts
-all completions at once: one sync pays for everything that arrived during the sync before it. In a
+all completions at once: one sync pays for everything that arrived during the sync before it. (Large
+runs of the batch have a log and a sync of their own: small records do not wait for that.) In a
 bookie a thread calls it in a loop; simulation and tests call it themselves. For a small batch that
 comes while the disk is idle the service thread waits a moment, because a post to its loop costs
 more than the sync; a disk that hangs stops the journal thread, and never the loop.
@@ -327,7 +328,7 @@ class Journal:
         assert batch, "an empty batch is no batch: replay would take its trailer for a commit"
         assert self._failure is None, "nothing is written behind a batch that failed"
         try:
-            self._logs.write(batch)
+            self._logs.write(batch, partial(self._tell_first, batch))
             self._idle_since = self._logs.idle_since
         except NoRoomError as error:
             self._wait_for_room(batch, error)
@@ -339,6 +340,15 @@ class Journal:
             self._fail(batch, error)
             raise
         return True
+
+    def _tell_first(self, batch: list[Waiting], durable: Sequence[Waiting]) -> None:
+        """Tell of some of a batch whose others are still to be written; nobody waits for them then,
+        whatever becomes of the others."""
+        first = [waiting for waiting in durable if waiting.done is not None]
+        if first:
+            told = {id(waiting) for waiting in first}
+            batch[:] = (w._replace(done=None) if id(w) in told else w for w in batch)
+            self._post(partial(self._complete, first, BookieStatus.OK, ""))
 
     def _wait_for_room(self, batch: list[Waiting], error: NoRoomError) -> None:
         """Refuse the batch and all that is queued, and keep the records for when there is room.

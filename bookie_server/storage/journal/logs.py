@@ -104,9 +104,12 @@ class Logs:
         finally:
             self.marks = self._marks()
 
-    def write(self, batch: Sequence[Waiting]) -> None:
+    def write(self, batch: Sequence[Waiting], tell: Callable[[Sequence[Waiting]], None]) -> None:
         """Make all records durable, each in its log.
 
+        ``tell`` is called with those of the journal while large runs are still to be written: who
+        waits for a small add need not wait for megabytes of others. It is not told of a record of
+        a ledger that has a run among them, as its client takes an answer for all before it.
         Raises NoRoomError if the journal has no room for what goes there: the rest may be durable.
         Raises another OSError if the journal's disk fails.
         """
@@ -121,6 +124,9 @@ class Logs:
         # The journal first: no run is durable before the access key of its ledger is.
         if others:
             self._write_to_journal(others)
+            if placed:
+                behind = {each.ledger for runs in placed.values() for each in runs}
+                tell([each for each in others if each.ledger not in behind])
         for directory, runs in placed.items():
             if not self._write_to_run_log(directory, runs):
                 self._write_to_journal(runs)

@@ -18,6 +18,11 @@ class Waiting(NamedTuple):
     place: RunPlace | None = None
     """Of a run that is written once."""
 
+    @property
+    def ledger(self) -> bytes:
+        """Its ledger's id as it is stored: each body begins with it."""
+        return bytes(self.body.buffers[0][:8])
+
 
 class RunPlace:
     """Where a run that is to be written once has become durable.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any, NoReturn, cast
 
 import grpc
@@ -455,3 +456,30 @@ async def test_appender_that_is_refused_as_busy_while_a_disk_stalls_is_told_why(
     f.context.send((2, 0))
     await settle()
     assert f.results[2:] == [(2, 0, BookieStatus.FENCED)], "that says enough"
+
+
+class Received(AppendTurns):
+    """Notes how many bytes were received for each turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes: list[int] = []
+
+    @asynccontextmanager
+    async def turn(self, connection: str, received_bytes: int = 0) -> AsyncIterator[None]:
+        self.bytes.append(received_bytes)
+        async with super().turn(connection, received_bytes):
+            yield
+
+
+@on_loop
+async def test_first_turn_of_a_message_counts_what_was_received(f: Fixture) -> None:
+    await settle()
+    turns = f.session._turns = Received()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(append_session, "APPEND_TURN_S", 0.0)  # each add has a turn of its own
+        f.context.send((1, 0), (1, 1), (1, 2))
+        data = f.context.requests.get_nowait()
+        f.context.requests.put_nowait(data)
+        await settle()
+    assert turns.bytes == [len(data), 0, 0, 0], "the last finds no more adds"

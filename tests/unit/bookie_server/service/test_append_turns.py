@@ -235,3 +235,15 @@ async def test_round_that_comes_behind_a_long_one_has_its_whole_time() -> None:
     await asyncio.sleep(0)
     assert turns.order == ["long", *["short"] * 10]
     await asyncio.gather(*streams)
+
+
+@on_loop
+async def test_message_that_took_long_to_receive_has_used_that_of_the_round() -> None:
+    turns = Turns()
+    streams = [turns.begin(name, 0.0001) for name in ("long", "other")]
+    async with turns.turn("long", 5_000_000):
+        pass
+    await asyncio.sleep(0)
+    assert turns.order == [], "the round is over"
+    await asyncio.gather(*streams)
+    assert turns.order == ["other", "long"], "and its connection has used it"
