@@ -29,15 +29,17 @@ WAIT_S = 20.0
 THREADS_OF_ASYNCIO = min(32, (os.cpu_count() or 1) + 4)
 
 
-def taker() -> list[threading.Thread]:
+def takers() -> list[threading.Thread]:
     return [each for each in threading.enumerate() if each.name == "spark-ledger-rows"]
 
 
 def ended() -> bool:
     """Whether all that take rows have ended, or do so when they are waited for."""
-    for thread in taker():
+    for thread in takers():
         thread.join(WAIT_S)
-    return not taker()
+        if thread.is_alive():
+            return False
+    return True
 
 
 # -- many of them ----------------------------------------------------------------------------------
@@ -119,7 +121,7 @@ def test_reader_that_is_cancelled_leaves_no_answer_open_and_the_thread_ends_with
             reading.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await reading
-        (thread,) = taker()
+        (thread,) = takers()
         assert thread.daemon, "a process that ends waits for no iterable"
         may_end.set()
         await loop.run_in_executor(None, thread.join, WAIT_S)
