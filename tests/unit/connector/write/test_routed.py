@@ -346,10 +346,10 @@ def test_batch_write_that_finds_its_own_commit_is_not_called_skipped(
     batch(monkeypatch, [("x", 1), ("y", 2)], txnAppId="app", txnVersion="1")
     named = {"txnAppId": "app", "txnVersion": "2"}
     writer = RoutedBatchWriter(options(False, **named), ROUTED, overwrite=False)
-    messages = copied([copied(writer).write(iter(batches([("x", 3), ("y", 4), ("x", 5)])))])
+    message = copied(writer).write(iter(batches([("x", 3), ("y", 4), ("x", 5)])))
     cluster.faults = [("transaction", Outcome.LOST_REPLY)] + 99 * [("get", Outcome.UNAVAILABLE)]
     cluster.clock.meanwhile = cluster.faults.clear
-    copied(writer).commit(messages)
+    copied(writer).commit([copied(message)])
     assert len(cluster.clock.pauses) == 1, "the first attempt gave up, and nobody knew its outcome"
     assert [cluster.rows(name) for name in "xy"] == [[1, 3, 5], [2, 4]]
     assert "is skipped" not in caplog.text
