@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from spark_ledger.errors import LedgerError, OutcomeUnknownError, RetryableError
+from spark_ledger.errors import LedgerError, OutcomeUnknownError, RetryableError, RewriteError
 from spark_ledger.limits.connector import RETRY_PAUSES_S, RETRY_S
 
 T = TypeVar("T")
@@ -58,7 +58,8 @@ class RetryBudget:
 def retry_transient(
     call: Callable[[], T], operation: str, *, idempotent: bool = False, budget_s: float = RETRY_S
 ) -> T:
-    """The result of ``call``, which is repeated while it raises RetryableError.
+    """The result of ``call``, which is repeated while it raises RetryableError; not after a
+    RewriteError, which it would raise again each time.
 
     ``operation`` names the call in the log. ``idempotent``: an OutcomeUnknownError is repeated too,
     because it is harmless if the call takes effect twice.
@@ -70,5 +71,7 @@ def retry_transient(
     while True:
         try:
             return call()
+        except RewriteError:
+            raise
         except transient as error:
             budget.pause_or_raise(error)

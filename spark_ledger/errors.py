@@ -5,7 +5,8 @@ LedgerError
 │   ├── BookieUnavailableError      a bookie cannot be reached, or answers too late
 │   ├── MetadataUnavailableError    ZooKeeper cannot be reached; nothing was changed
 │   ├── TooManyRequestsError        a bound on work in flight was met; nothing was added
-│   └── RecoveryError               too few bookies answer or store: the ledger is not closed
+│   ├── RecoveryError               too few bookies answer or store: the ledger is not closed
+│   └── RewriteError                what was written fits no more: write the rows again
 ├── OutcomeUnknownError         it may or may not have happened: look before you repeat
 │   └── AddOutcomeUnknownError      an add was in flight at close (also LedgerClosedError)
 ├── FencedError                 another client took the ledger over: stop writing to it
@@ -69,6 +70,14 @@ class RecoveryError(RetryableError):
     The ledger is not closed and has lost nothing; opening it again is safe. What recovery has done
     stays: the ledger is IN_RECOVERY, bookies are fenced, and entries were written back. The old
     writer can therefore add nothing more.
+    """
+
+
+class RewriteError(RetryableError):
+    """Segments cannot be committed as they were written, because the stream has changed meanwhile.
+
+    Nothing was committed. An append that is repeated writes its rows again, and fits; a commit of
+    the same segments never does.
     """
 
 

@@ -71,9 +71,13 @@ def _prepare(options: WriteOptions, schema: StructType) -> str:
 
 
 def _open_or_create(options: WriteOptions, schema: pa.Schema) -> Stream:
+    """Raises NoSuchStreamError, and ConflictError if the deletion of a former stream of this name
+    does not end."""
     # Not a retry of a failure: another writer may create or delete the stream between our two
     # calls, so each round looks again at what there is.
-    for _ in range(STREAM_CREATE_ATTEMPTS):
+    attempts, conflict = 0, None
+    deletion = RetryBudget(f"stream {options.stream!r}: creating it", RETRY_S)
+    while True:
         try:
             return sessions.fresh_stream(options.connection, options.stream)
         except NoSuchStreamError as error:
@@ -81,12 +85,24 @@ def _open_or_create(options: WriteOptions, schema: pa.Schema) -> Stream:
                 raise NoSuchStreamError(
                     f"{error}; or let the write create it with createStream=true"
                 ) from error
+            if conflict is not None and _is_name_in_use(options):
+                # Neither to be opened nor to be created: the former one is being deleted, which
+                # takes as long as it has ledgers, or until a keeper goes on with it.
+                deletion.pause_or_raise(conflict)
+            elif attempts == STREAM_CREATE_ATTEMPTS:
+                raise
+            else:
+                attempts += 1
         _wait_for_bookies(options)
         try:
             _create(options, schema)
-        except ConflictError:
-            continue  # another writer created it first: open theirs
-    return sessions.fresh_stream(options.connection, options.stream)
+            conflict = None
+        except ConflictError as error:
+            conflict = error  # another writer created it first: open theirs
+
+
+def _is_name_in_use(options: WriteOptions) -> bool:
+    return options.stream in sessions.connection(options.connection).stream_names()
 
 
 def _wait_for_bookies(options: WriteOptions) -> None:

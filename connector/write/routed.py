@@ -40,7 +40,7 @@ from connector.write.routed_task import Part, TaskRouted, route_of, write_routed
 from connector.write.task import report_of_all, streaming_task, written_by_tasks
 from spark_ledger.errors import ConfigurationError, ConflictError
 from spark_ledger.spark.reports import send
-from spark_ledger.stream.model import Segment
+from spark_ledger.stream.model import Commit, Segment
 
 if TYPE_CHECKING:
     from spark_ledger.stream.blocking import Stream
@@ -120,7 +120,8 @@ class RoutedBatchWriter(DataSourceArrowWriter):
             ):
                 raise
             commits = []
-        if opened and not any(commit.applied for commit in commits):
+        found = zip(commits, parts, strict=False)
+        if opened and not any(commit.applied or _is_of(commit, part) for commit, part in found):
             logger.warning(
                 "%s: the write of txnAppId %r with txnVersion %s is skipped, because that one or a "
                 "later one was committed before; to write these rows, use a higher txnVersion",
@@ -136,6 +137,16 @@ class RoutedBatchWriter(DataSourceArrowWriter):
 
 def _new_columns(options: WriteOptions, stored: StructType) -> pa.Schema | None:
     return arrow_schema_of(stored) if options.merge_schema else None
+
+
+def _is_of(commit: Commit, part: Part) -> bool:
+    """Whether a commit that was found has what this write wrote: then it is its own, whose answer
+    was lost."""
+    of_commit, written = (
+        [(each.ledger_id, each.first_entry, each.last_entry) for each in segments]
+        for segments in (commit.segments, part.segments)
+    )
+    return of_commit == written
 
 
 def _have_all(opened: Sequence[tuple[Stream, Part]], application: str, version: int) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Self, TypeVar, Unpack
 from weakref import WeakSet
 
@@ -13,7 +13,7 @@ from spark_ledger.client.blocking import LedgerConnection
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.portal import BlockingPortal
 from spark_ledger.stream.catalog import StreamCatalog
-from spark_ledger.stream.format.arrow_types import AsyncRows, Rows
+from spark_ledger.stream.format.arrow_types import Rows
 from spark_ledger.stream.format.metadata_column import PositionedBatch
 from spark_ledger.stream.model import (
     ENTRY_BYTES_DEFAULT,
@@ -37,6 +37,7 @@ from spark_ledger.stream.segment_writer import SegmentWriter as AsyncSegmentWrit
 from spark_ledger.stream.segment_writer import as_batches
 from spark_ledger.stream.several import AppendedStreams, commit_to, wait_for_any
 from spark_ledger.stream.stream import Stream as AsyncStream
+from spark_ledger.stream.taken_rows import taken_rows
 from spark_ledger.stream.where import Where
 from spark_ledger.types import Dlsn, LedgerId, ReplicaHint
 
@@ -122,16 +123,17 @@ class StreamConnection(LedgerConnection):
         ``client.append_to({"a": table, "b": table}, sink_id="job", transaction_id=7)``. The same
         pair again for the same streams changes nothing. See ``several.append_to`` for the errors.
         """
-        parts = {name: _async_rows(rows) for name, rows in data.items()}
-        return self._call(
-            self._appended.append_to(
-                parts,
-                sink_id=sink_id,
-                transaction_id=transaction_id,
-                run_id=run_id,
-                merge_schema=merge_schema,
+        with ExitStack() as taken:
+            parts = {name: taken.enter_context(taken_rows(rows)) for name, rows in data.items()}
+            return self._call(
+                self._appended.append_to(
+                    parts,
+                    sink_id=sink_id,
+                    transaction_id=transaction_id,
+                    run_id=run_id,
+                    merge_schema=merge_schema,
+                )
             )
-        )
 
     def commit_to(
         self,
@@ -218,17 +220,21 @@ class Stream:
         merge_schema: bool = False,
         overwrite: bool = False,
     ) -> Commit:
-        """Append rows as one commit; the same (sink id, transaction id) again changes nothing."""
-        return self._call(
-            self._stream.append(
-                _async_rows(data),
-                sink_id=sink_id,
-                transaction_id=transaction_id,
-                run_id=run_id,
-                merge_schema=merge_schema,
-                overwrite=overwrite,
+        """Append rows as one commit; the same (sink id, transaction id) again changes nothing.
+
+        An iterable may block: it is taken in a thread of its own (see ``taken_rows``).
+        """
+        with taken_rows(data) as rows:
+            return self._call(
+                self._stream.append(
+                    rows,
+                    sink_id=sink_id,
+                    transaction_id=transaction_id,
+                    run_id=run_id,
+                    merge_schema=merge_schema,
+                    overwrite=overwrite,
+                )
             )
-        )
 
     def commit_segments(
         self,
@@ -436,17 +442,6 @@ def _flatten(chunks: Iterator[list[T]]) -> Iterator[T]:
             yield from chunk
     finally:
         chunks.close()  # type: ignore[attr-defined]  # it is a generator of the portal
-
-
-def _async_rows(data: Rows) -> AsyncRows:
-    return data if isinstance(data, pa.RecordBatch | pa.Table) else _batches_in_thread(data)
-
-
-async def _batches_in_thread(data: Rows) -> AsyncGenerator[pa.RecordBatch, None]:
-    """The batches of an iterable, taken in a thread: it may block, even on this very portal."""
-    batches = as_batches(data)
-    while (batch := await asyncio.to_thread(next, batches, None)) is not None:
-        yield batch
 
 
 class SegmentWriter:

@@ -12,7 +12,7 @@ from spark_ledger.errors import NoSuchStreamError
 from spark_ledger.limits.stream import STREAMS_PER_COMMIT_MAX
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.commit.proposals import columns_of, new_proposal
-from spark_ledger.stream.commit.together import commit_together
+from spark_ledger.stream.commit.together import check_how_many, commit_together
 from spark_ledger.stream.concurrency import run_all
 from spark_ledger.stream.format.arrow_types import AsyncRows
 from spark_ledger.stream.model import Commit, Segment
@@ -44,6 +44,7 @@ class AppendedStreams:
         A repetition of a sink id and transaction id for the same streams changes nothing. Raises as
         ``commit_to`` and ``Stream.append``: nothing is committed to any of them then.
         """
+        check_how_many(list(data))  # before each has a ledger, and a thread for rows to come
         new_proposal("append_to", sink_id, transaction_id, run_id, False, None)  # checks the ids
         used: list[Stream] = []
         try:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from spark_ledger.errors import RetryableError, SchemaMismatchError
+from spark_ledger.errors import RewriteError, SchemaMismatchError
 from spark_ledger.stream.format.schema import merge_schema
 from spark_ledger.stream.model import Segment, StreamConfig
 
@@ -27,7 +27,7 @@ def with_new_schemas(
     configuration is returned if nothing is new.
 
     Raises SchemaMismatchError if the stream has a column of the name and another type by now,
-    RetryableError if the rows fit once they are written again.
+    RewriteError if the rows fit once they are written again.
     """
     schemas = config.schemas
     placed = []
@@ -62,7 +62,7 @@ def _with_layout(
     for field in layout:
         index = newest.get_field_index(field.name)
         if index >= 0 and not newest.field(index).equals(field):
-            raise RetryableError(  # inside of a type: what may be null
+            raise RewriteError(  # inside of a type: what may be null
                 f"stream {stream_name!r}: another writer added column {field.name!r} first, and "
                 "lets other parts of it be null; nothing was committed: write the rows again"
             )

@@ -31,6 +31,15 @@ from spark_ledger.stream.concurrency import run_all
 from spark_ledger.stream.model import Commit
 
 
+def check_how_many(names: Sequence[str]) -> None:
+    """Raises ConfigurationError if these are too many streams for one transaction."""
+    if len(names) > STREAMS_PER_COMMIT_MAX:
+        raise ConfigurationError(
+            f"{len(names)} streams in one commit ({names[0]!r}, {names[1]!r}, ...): one "
+            f"transaction takes {STREAMS_PER_COMMIT_MAX} at most; divide the rows over several"
+        )
+
+
 async def commit_together(parts: Sequence[tuple[Committer, Proposal]]) -> list[Commit]:
     """Apply a proposal to each of several streams, all in one transaction; their commits.
 
@@ -42,11 +51,7 @@ async def commit_together(parts: Sequence[tuple[Committer, Proposal]]) -> list[C
     """
     assert parts, "there is something to commit"
     names = [committer.nodes.name for committer, _ in parts]
-    if len(parts) > STREAMS_PER_COMMIT_MAX:
-        raise ConfigurationError(
-            f"{len(parts)} streams in one commit ({names[0]!r}, {names[1]!r}, ...): one "
-            f"transaction takes {STREAMS_PER_COMMIT_MAX} at most; divide the rows over several"
-        )
+    check_how_many(names)
     assert len(set(names)) == len(names), "each stream once"
     together = _Together(parts)
     try:

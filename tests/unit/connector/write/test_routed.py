@@ -339,6 +339,25 @@ def test_stream_that_is_gone_is_looked_for_no_longer_than_a_server_may_lag(
     assert [cluster.rows(name) for name in left] == [[] for _ in left], "all of it or nothing"
 
 
+def test_batch_write_that_finds_its_own_commit_is_not_called_skipped(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who followed that sentence, and wrote the rows under a higher version, would double them."""
+    batch(monkeypatch, [("x", 1), ("y", 2)], txnAppId="app", txnVersion="1")
+    named = {"txnAppId": "app", "txnVersion": "2"}
+    writer = RoutedBatchWriter(options(False, **named), ROUTED, overwrite=False)
+    message = copied(writer).write(iter(batches([("x", 3), ("y", 4), ("x", 5)])))
+    cluster.faults = [("transaction", Outcome.LOST_REPLY)] + 99 * [("get", Outcome.UNAVAILABLE)]
+    cluster.clock.meanwhile = cluster.faults.clear
+    copied(writer).commit([copied(message)])
+    assert len(cluster.clock.pauses) == 1, "the first attempt gave up, and nobody knew its outcome"
+    assert [cluster.rows(name) for name in "xy"] == [[1, 3, 5], [2, 4]]
+    assert "is skipped" not in caplog.text
+    batch(monkeypatch, [("x", 3), ("y", 4), ("x", 5)], **named)
+    assert caplog.text.count("is skipped") == 1, "the same rows, written anew, are not it"
+    assert [cluster.rows(name) for name in "xy"] == [[1, 3, 5], [2, 4]]
+
+
 def test_batch_write_without_rows_is_not_called_skipped(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

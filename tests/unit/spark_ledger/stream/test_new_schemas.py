@@ -12,7 +12,7 @@ import pytest
 from spark_ledger.errors import (
     FencedError,
     OutcomeUnknownError,
-    RetryableError,
+    RewriteError,
     SchemaMismatchError,
 )
 from spark_ledger.metadata.memory import Outcome
@@ -220,7 +220,7 @@ def test_racing_columns_that_differ_in_what_may_be_null_are_written_again() -> N
     config = StreamConfig("s", "id", (SCHEMA, SCHEMA.append(pa.field("a", strict))))
     lenient = SCHEMA.append(pa.field("a", pa.struct([("x", pa.int64())])))
     segment = Segment(-1, loose().ledger_id, *loose_bounds(), 1, 1, 1, (1,), new_schema=lenient)
-    with pytest.raises(RetryableError, match=r"'a' first.*write the rows again"):
+    with pytest.raises(RewriteError, match=r"'a' first.*write the rows again"):
         with_new_schemas(config, [segment], None)
 
 

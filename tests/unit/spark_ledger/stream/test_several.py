@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-from spark_ledger.errors import NoSuchStreamError
+from spark_ledger.errors import ConfigurationError, NoSuchStreamError
+from spark_ledger.limits.stream import STREAMS_PER_COMMIT_MAX
 from spark_ledger.stream import several
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.model import StreamConfig
@@ -119,6 +120,20 @@ def test_appends_that_find_a_stream_made_again_at_once_leave_no_ledger_open(
         await appended.close()
         assert all(each.closed for each in ledgers.ledgers.values())
         assert sorted(await numbers((await others.open("a")).read())) == [1, 2]
+
+    run_in_virtual_time(test())
+
+
+@pytest.mark.parametrize("streams", [STREAMS_PER_COMMIT_MAX, STREAMS_PER_COMMIT_MAX + 1])
+def test_append_to_more_streams_than_one_commit_takes_is_refused_before_anything_is_opened(
+    streams: int,
+) -> None:
+    is_refused = streams > STREAMS_PER_COMMIT_MAX
+
+    async def test() -> None:
+        appended = AppendedStreams(StreamCatalog(FakeLedgers()))
+        with pytest.raises(ConfigurationError if is_refused else NoSuchStreamError):
+            await appended.append_to({f"none{n}": table(n) for n in range(streams)})
 
     run_in_virtual_time(test())
 
