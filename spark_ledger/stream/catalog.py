@@ -268,17 +268,15 @@ class StreamCatalog:
     async def _named_by(
         self, log: CommitLog, numbers: range
     ) -> tuple[set[LedgerId], set[LedgerId]]:
-        """The ledgers of some commits. Those that a deletion of before, or at the same time, has
-        taken away name none."""
+        """The ledgers of some commits. Those that were dropped and given back, or that a deletion
+        of before, or at the same time, has taken away, name none."""
         try:
             named = (await log.ledgers(numbers)).values()
             lists = {each.segment_list for each in named if each.segment_list is not None}
             return set[LedgerId]().union(*(each.rows for each in named)), lists
-        except NotFoundError:
+        except (DataLossError, NotFoundError):  # of one of them: a leaf may be dropped in part
             if len(numbers) == 1:
                 return set(), set()
-        except DataLossError:  # of manifests: what they named is deleted
-            return set(), set()
         found = await run_all(self._named_by(log, range(n, n + 1)) for n in numbers)
         rows, lists = (set[LedgerId]().union(*sets) for sets in zip(*found, strict=True))
         return rows, lists

@@ -1,4 +1,4 @@
-"""A configuration that schema versions fill to the last byte: what retention puts there has room."""
+"""A configuration full of schema versions: what retention puts there has room of its own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_stream_full_of_schema_versions_gives_back_space_and_takes_limits_and_no
         assert await reclaimer.step(2) == Reclaimed(2, 2, is_done=True)
         assert await numbers(stream.read()) == [2, 3]
         wider = SCHEMA.append(pa.field("one_more", pa.int64()))
-        with pytest.raises(ConfigurationError, match="its 2 schema versions.*use fewer columns"):
+        with pytest.raises(ConfigurationError, match=r"its 2 schema versions.*use fewer columns"):
             await stream.merge_schema(wider)
         await stream.retention.set_limits(Retention())
         assert len((await ledgers.store.get("streams/s/config")).value) == full
