@@ -125,6 +125,32 @@ def test_page_that_cannot_be_read_keeps_the_rows_of_no_other_page(
     run(scenario())
 
 
+def test_page_that_can_be_read_again_gives_its_rows_back_behind_one_that_cannot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A keeper that goes on behind the first one looks again at what it has passed over."""
+    small_manifests(monkeypatch, leaf=2, fan_out=100)
+    monkeypatch.setattr(reclaim, "DROPPED_PER_STEP", 2)
+
+    async def scenario() -> None:
+        ledgers, names = Damaged(), LiveNames()
+        rows, first = await sealed(ledgers, leaf_of=0)
+        stream = await ledgers.fresh()
+        second = {p.first: p.pointer.ledger_id for p in await pages_of(stream)}[6]
+        await stream.retention.truncate((12,))
+        ledgers.damaged = {first, second}
+        lost = [n for n in range(12) if not await can_read(ledgers, n)]
+        assert lost == [0, 1, 6, 7]
+        await ledgers.visit(12, names)
+        assert {*rows[:12]} & set(ledgers.ledgers) == {rows[n] for n in lost}
+        ledgers.damaged = {first}
+        await ledgers.visit(12, names)
+        assert {*rows[:12]} & set(ledgers.ledgers) == {*rows[:2]}
+        assert root_of(ledgers).dropped == 0
+
+    run(scenario())
+
+
 async def can_read(ledgers: Damaged, number: int) -> bool:
     try:
         await (await ledgers.fresh()).commit(number)
