@@ -46,8 +46,6 @@ async def read_names(log: CommitLog, numbers: Sequence[int]) -> ReadNames:
     """
     try:
         return ReadNames(await log.ledgers(numbers), {})
-    except MetadataRestoredError:
-        raise
     except (NotFoundError, CorruptionError, ConfigurationError):
         pass  # of one of them, perhaps: they are read one by one
     named: dict[int, NamedLedgers] = {}
