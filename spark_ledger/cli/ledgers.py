@@ -27,12 +27,14 @@ from spark_ledger.cli.show.output import (
     size_text,
     time_text,
 )
+from spark_ledger.errors import CorruptionError, MetadataRestoredError
 from spark_ledger.limits import KIB
 from spark_ledger.stream.ledgers import purpose_of, stream_of
-from spark_ledger.types import Entry, LedgerMetadata
+from spark_ledger.types import Entry, LedgerId, LedgerMetadata
 
 if TYPE_CHECKING:
     from spark_ledger.cli.inspection import LedgerRow
+    from spark_ledger.client.blocking import LedgerConnection
     from spark_ledger.client.blocking_writer import BlockingWriter
 
 BATCHES_IN_FLIGHT_MAX: Final = 1000
@@ -390,19 +392,46 @@ def recover(settings: Settings, ledger_id: int, password: bytes) -> None:
 
 @group.command()
 @click.argument("ledger_ids", nargs=-1, required=True, type=LEDGER_ID)
+@click.option(
+    "--damaged",
+    is_flag=True,
+    help="Only such whose metadata cannot be read, as they are damaged.",
+)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @common_options
 @click.pass_obj
-def delete(settings: Settings, ledger_ids: tuple[int, ...], yes: bool) -> None:
+def delete(settings: Settings, ledger_ids: tuple[int, ...], damaged: bool, yes: bool) -> None:
     """Delete ledgers for good."""
-    confirm(yes, f"Delete {len(ledger_ids)} ledger(s) for good?")
-    with settings.connect() as client, progress("deleting", len(ledger_ids)) as advance:
-        for ledger_id in ledger_ids:
-            client.ledger_metadata(ledger_id)  # raises for a wrong id; deleting would not
-            client.delete_ledger(ledger_id)
-            advance()
+    question = f"Delete {len(ledger_ids)} ledger(s) for good?"
+    if damaged:
+        question += " Nobody can tell whose they are: a stream that names one loses what it holds."
+    confirm(yes, question)
+    if damaged:
+        from spark_ledger.cli.damaged import delete_damaged
+
+        with progress("deleting", len(ledger_ids)) as advance:
+            delete_damaged(settings.uri(), map(LedgerId, ledger_ids), advance)
+    else:
+        with settings.connect() as client, progress("deleting", len(ledger_ids)) as advance:
+            for ledger_id in ledger_ids:
+                _check_readable(client, ledger_id)
+                client.delete_ledger(ledger_id)
+                advance()
     if settings.as_json:
         print_json({"deleted": list(ledger_ids)})
+
+
+def _check_readable(client: LedgerConnection, ledger_id: int) -> None:
+    """Raises for a wrong id, and for a ledger that another may need: deleting would not."""
+    try:
+        client.ledger_metadata(ledger_id)
+    except MetadataRestoredError:
+        raise
+    except CorruptionError as error:
+        raise CorruptionError(
+            f"{error}. Nobody can tell what ledger {ledger_id} holds; if it is to go all the same: "
+            f"ledger ledgers delete --damaged {ledger_id}"
+        ) from error
 
 
 def confirm(yes: bool, question: str) -> None:

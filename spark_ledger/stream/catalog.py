@@ -14,7 +14,6 @@ from spark_ledger.errors import (
     ConfigurationError,
     ConflictError,
     CorruptionError,
-    DataLossError,
     LedgerError,
     MetadataRestoredError,
     NoSuchLedgerError,
@@ -46,6 +45,7 @@ from spark_ledger.stream.model import (
 from spark_ledger.stream.nodes import STREAMS_ROOT, StreamNodes
 from spark_ledger.stream.packs.store import read_packs
 from spark_ledger.stream.retention.format import encode_holds
+from spark_ledger.stream.retention.names import read_names
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import LedgerId, Quorums, Versioned
 
@@ -207,20 +207,23 @@ class StreamCatalog:
         ledgers are deleted, those that name others last, then its nodes. After a crash a second
         call finishes the work.
         Raises NoSuchStreamError, RetryableError if its nodes keep changing meanwhile,
-        CorruptionError if the node of a ledger cannot be read, once the others are deleted.
+        CorruptionError if the node of a ledger, or what names ledgers, cannot be read, once the
+        rows of all others are deleted.
         """
         nodes = StreamNodes(self._store, name)
         config = await self._mark_deleted(nodes, only)
-        for ledger_ids in await self._named_ledgers(nodes, config.value):
-            unread: list[LedgerError] = []
+        unread: list[LedgerError] = []
+        for ledger_ids in await self._named_ledgers(nodes, config.value, unread):
             for batch in _batches(sorted(ledger_ids), _LEDGERS_AT_ONCE):
                 found = await run_all(self._delete_ledger(each, config.value) for each in batch)
                 unread += [error for error in found if error is not None]
             if unread:  # what leads to them stays
+                damaged = {str(error): error for error in unread}  # one may keep a hundred commits
+                first = next(iter(damaged))
                 raise CorruptionError(
-                    f"stream {name!r} is deleted but for {len(unread)} of its ledgers, whose "
-                    f"metadata cannot be read: {unread[0]}"
-                ) from unread[0]
+                    f"stream {name!r} is deleted but for {len(damaged)} of its ledgers or commits, "
+                    f"whose metadata cannot be read, and what these name: {first}"
+                ) from damaged[first]
         await self._delete_nodes(nodes, config)
 
     async def _mark_deleted(
@@ -243,15 +246,17 @@ class StreamCatalog:
             return Versioned(marked, config.version + 1)
 
     async def _named_ledgers(
-        self, nodes: StreamNodes, config: StreamConfig
+        self, nodes: StreamNodes, config: StreamConfig, unread: list[LedgerError]
     ) -> tuple[set[LedgerId], set[LedgerId]]:
-        """The ledgers of rows, and those that name them: of segment lists and of manifests."""
+        """The ledgers of rows, and those that name them: of segment lists and of manifests.
+        ``unread`` is given the errors of what cannot be read.
+        """
         log = CommitLog(self._ledgers, nodes, config.stream_id)
         packs = (await read_packs(nodes)).value.packs
         rows = {pack.ledger_id for pack in packs}
         naming: set[LedgerId] = set()
         parts: list[range] = []
-        async for page in log.manifests.walk():
+        async for page in log.manifests.walk(unread):
             naming.add(LedgerId(page.pointer.ledger_id))
             if page.level == 0:
                 parts.append(range(page.first, page.first + (await log.manifests.root()).span(0)))
@@ -260,28 +265,12 @@ class StreamCatalog:
             if commits:
                 parts.append(range(int(commits[0]), int(commits[-1]) + 1))
         for batch in _batches(parts, _PARTS_AT_ONCE):
-            for of_rows, of_lists in await run_all(self._named_by(log, part) for part in batch):
-                rows |= of_rows
-                naming |= of_lists
+            for found in await run_all(read_names(log, part) for part in batch):
+                unread += found.unread.values()
+                named = found.named.values()
+                rows.update(*(each.rows for each in named))
+                naming.update(each.segment_list for each in named if each.segment_list is not None)
         return rows, naming
-
-    async def _named_by(
-        self, log: CommitLog, numbers: range
-    ) -> tuple[set[LedgerId], set[LedgerId]]:
-        """The ledgers of some commits. Those that a deletion of before, or at the same time, has
-        taken away name none."""
-        try:
-            named = (await log.ledgers(numbers)).values()
-            lists = {each.segment_list for each in named if each.segment_list is not None}
-            return set[LedgerId]().union(*(each.rows for each in named)), lists
-        except NotFoundError:
-            if len(numbers) == 1:
-                return set(), set()
-        except DataLossError:  # of manifests: what they named is deleted
-            return set(), set()
-        found = await run_all(self._named_by(log, range(n, n + 1)) for n in numbers)
-        rows, lists = (set[LedgerId]().union(*sets) for sets in zip(*found, strict=True))
-        return rows, lists
 
     async def _delete_ledger(self, ledger_id: LedgerId, config: StreamConfig) -> LedgerError | None:
         """Delete a ledger, unless it was made for another stream, whose commits may name it. The

@@ -186,38 +186,49 @@ def encode_config(config: StreamConfig) -> bytes:
     version = FORMAT_WITH_MANIFESTS if config.has_manifests else FORMAT_VERSION
     if config.has_retention:
         version = FORMAT_WITH_PACKS if config.has_packs else FORMAT_WITH_RETENTION
-    data = msgspec.json.encode(
-        _ConfigNode(
-            v=FORMAT_WITH_DECLARED if config.has_declared else version,
-            level=version if config.has_declared else msgspec.UNSET,
-            key_columns=config.key_columns or msgspec.UNSET,
-            time_column=config.time_column or msgspec.UNSET,
-            name=config.name,
-            stream_id=config.stream_id,
-            ensemble_size=config.quorums.ensemble_size,
-            write_quorum=config.quorums.write_quorum,
-            ack_quorum=config.quorums.ack_quorum,
-            compression=config.compression,
-            entry_bytes=config.entry_bytes,
-            segment_roll_bytes=config.segment_roll_bytes,
-            segment_roll_age_s=float(config.segment_roll_age_s),
-            created_ms=config.created_ms,
-            deleted=config.deleted,
-            schemas=[encode_schema(schema) for schema in config.schemas],
-            retention_age_s=msgspec.UNSET if kept.age_s is None else float(kept.age_s),
-            retention_bytes=msgspec.UNSET if kept.size_bytes is None else kept.size_bytes,
-            retention_rows=msgspec.UNSET if kept.rows is None else kept.rows,
-            dropping=config.dropping or msgspec.UNSET,
-        )
+    node = _ConfigNode(
+        v=FORMAT_WITH_DECLARED if config.has_declared else version,
+        level=version if config.has_declared else msgspec.UNSET,
+        key_columns=config.key_columns or msgspec.UNSET,
+        time_column=config.time_column or msgspec.UNSET,
+        name=config.name,
+        stream_id=config.stream_id,
+        ensemble_size=config.quorums.ensemble_size,
+        write_quorum=config.quorums.write_quorum,
+        ack_quorum=config.quorums.ack_quorum,
+        compression=config.compression,
+        entry_bytes=config.entry_bytes,
+        segment_roll_bytes=config.segment_roll_bytes,
+        segment_roll_age_s=float(config.segment_roll_age_s),
+        created_ms=config.created_ms,
+        deleted=config.deleted,
+        schemas=[encode_schema(schema) for schema in config.schemas],
+        retention_age_s=msgspec.UNSET if kept.age_s is None else float(kept.age_s),
+        retention_bytes=msgspec.UNSET if kept.size_bytes is None else kept.size_bytes,
+        retention_rows=msgspec.UNSET if kept.rows is None else kept.rows,
+        dropping=config.dropping or msgspec.UNSET,
     )
+    data = msgspec.json.encode(node)
     if len(data) > LEDGER_METADATA_BYTES_MAX:
+        _refuse_too_many_columns(config, node)
+    return data
+
+
+def _refuse_too_many_columns(config: StreamConfig, node: _ConfigNode) -> None:
+    """Raise if the schemas do not fit. What retention adds has room of its own: a stream that is
+    full of columns still gives back space (rule T17)."""
+    unset = msgspec.UNSET
+    without = msgspec.structs.replace(
+        node, retention_age_s=unset, retention_bytes=unset, retention_rows=unset, dropping=unset
+    )
+    size = len(msgspec.json.encode(without))
+    if size > LEDGER_METADATA_BYTES_MAX:
         raise ConfigurationError(
             f"stream {config.name!r}: its {len(config.schemas)} schema versions, the newest of "
-            f"{len(config.schema)} columns, need {len(data)} bytes, more than "
+            f"{len(config.schema)} columns, need {size} bytes, more than "
             f"{LEDGER_METADATA_BYTES_MAX}; use fewer columns, or write to a new stream with the "
             "schema wanted"
         )
-    return data
 
 
 def decode_config(data: bytes, path: str) -> StreamConfig:

@@ -10,11 +10,17 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
-from contextlib import suppress
 from typing import Final, TypeVar
 
 from spark_ledger.client.caches import watch_cache
-from spark_ledger.errors import CorruptionError, DataLossError, NotFoundError
+from spark_ledger.errors import (
+    ConfigurationError,
+    CorruptionError,
+    DataLossError,
+    LedgerError,
+    MetadataRestoredError,
+    NotFoundError,
+)
 from spark_ledger.limits import KIB
 from spark_ledger.limits.stream import PAGES_KEPT_BYTES_MAX
 from spark_ledger.stream.concurrency import run_all
@@ -276,10 +282,12 @@ class ManifestStore:
             else:
                 yield page
 
-    async def walk(self) -> AsyncGenerator[Page, None]:
+    async def walk(self, unread: list[LedgerError] | None = None) -> AsyncGenerator[Page, None]:
         """All pages, each before those that it names, as far as they can be read: to delete them.
 
-        A page that a deletion of before has taken away is there, and what it named is not.
+        A page that a deletion of before has taken away, or that is lost, is there, and what it
+        named is not. ``unread`` is given the error of each that is there and cannot be read;
+        without it that is raised, as is MetadataRestoredError.
         """
         root = await self.read_root(latest=True)
         pages = root.pages()
@@ -287,8 +295,14 @@ class ManifestStore:
             page = pages.pop()
             yield page
             if page.level:
-                with suppress(NotFoundError):
+                try:
                     pages += root.children(page, await self.children(root, page))
+                except (DataLossError, NotFoundError):
+                    continue
+                except (CorruptionError, ConfigurationError) as error:
+                    if unread is None or isinstance(error, MetadataRestoredError):
+                        raise
+                    unread.append(error)
 
     # -- searching ---------------------------------------------------------------------------------
 

@@ -12,7 +12,9 @@ from typing import Final
 from spark_ledger.errors import (
     ConfigurationError,
     ConflictError,
+    CorruptionError,
     DataLossError,
+    MetadataRestoredError,
     NotFoundError,
     OutcomeUnknownError,
     RetryableError,
@@ -22,7 +24,7 @@ from spark_ledger.metadata.base import Check, Create, Operation, Put
 from spark_ledger.stream.commit.commit_log import CommitLog
 from spark_ledger.stream.format import codec
 from spark_ledger.stream.manifest.format import encode_root
-from spark_ledger.stream.manifest.tree import empty_root
+from spark_ledger.stream.manifest.tree import ManifestRoot, empty_root
 from spark_ledger.stream.model import Commit, Head, Retention, StreamConfig
 from spark_ledger.stream.nodes import StreamNodes
 from spark_ledger.stream.packs.format import encode_packs
@@ -400,7 +402,7 @@ class StreamRetention:
         first = await self._begin(head, head.earliest_commit)
         left = first
         if root.dropped < head.earliest_commit:
-            left = await self._begin(head, root.dropped)
+            left = await self._begin_of_rest(head, root)
         return Extent(
             head=head,
             retention=config.retention,
@@ -416,14 +418,19 @@ class StreamRetention:
 
     async def crowded(self, size_bytes: int) -> int:
         """Up to which commit rows are dropped, not given back, and followed by so many bytes that
-        are dropped as well; 0 if there are none."""
+        are dropped as well; 0 if there are none, or if some of them cannot be read."""
         root = await self._log.manifests.read_root()
         head = (await self._head()).value
         if root.dropped >= head.earliest_commit:
             return 0
         end_bytes = (await self._begin(head, head.earliest_commit))[1]
         among = (root.dropped, head.earliest_commit)
-        return await self._log.last_followed_by(among, end_bytes, size_bytes) or 0
+        try:
+            return await self._log.last_followed_by(among, end_bytes, size_bytes) or 0
+        except MetadataRestoredError:
+            raise
+        except (CorruptionError, ConfigurationError):
+            return 0  # all waits for its time
 
     async def ledgers(self) -> LedgerCounts:
         """How many ledgers the stream has. Reads all commits that are not given back."""
@@ -432,6 +439,19 @@ class StreamRetention:
         kept = await first_kept(self._log, head, config.retention, now_ms, now_ms)
         number = head.earliest_commit if kept is None else kept.number
         return await count_ledgers(self._nodes, self._log, head, number)
+
+    async def _begin_of_rest(self, head: Head, root: ManifestRoot) -> tuple[int, int, int]:
+        """As ``_begin``, of the first dropped commit that is not given back and can be read: those
+        before it may wait for ever (rule K6)."""
+        number, step = root.dropped, root.leaf_commits
+        while number < head.earliest_commit:
+            try:
+                return await self._begin(head, number)
+            except (MetadataRestoredError, DataLossError):
+                raise
+            except (CorruptionError, ConfigurationError):
+                number += step - number % step
+        return await self._begin(head, head.earliest_commit)
 
     async def _begin(self, head: Head, number: int) -> tuple[int, int, int]:
         """Rows and bytes before a commit, and its time; the totals at the end."""

@@ -6,8 +6,15 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from spark_ledger.errors import DataLossError, NotFoundError
-from spark_ledger.stream.commit.commit_log import CommitLog
+from spark_ledger.errors import (
+    ConfigurationError,
+    CorruptionError,
+    DataLossError,
+    LedgerError,
+    MetadataRestoredError,
+    NotFoundError,
+)
+from spark_ledger.stream.commit.commit_log import CommitLog, NamedLedgers
 from spark_ledger.stream.manifest.tree import ManifestRoot
 from spark_ledger.stream.model import Head
 from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, StreamNodes
@@ -21,6 +28,38 @@ class Names(NamedTuple):
     behind: int
     """Of the commits that were asked for, those below are read."""
     ledgers: set[LedgerId]
+
+
+class ReadNames(NamedTuple):
+    """What commits name that are to go, as far as it can be told."""
+
+    named: dict[int, NamedLedgers]
+    unread: dict[int, LedgerError]
+    """Of the other commits the page, the list or the node itself is there and cannot be read."""
+
+
+async def read_names(log: CommitLog, numbers: Sequence[int]) -> ReadNames:
+    """The ledgers that ascending commits name which were dropped, or whose stream is deleted.
+
+    What is gone names nothing: it went with a step of before, after all that it named. What cannot
+    be read keeps no other waiting (rule K6). Raises MetadataRestoredError.
+    """
+    try:
+        return ReadNames(await log.ledgers(numbers), {})
+    except (NotFoundError, CorruptionError, ConfigurationError):
+        pass  # of one of them, perhaps: they are read one by one
+    named: dict[int, NamedLedgers] = {}
+    unread: dict[int, LedgerError] = {}
+    for number in numbers:
+        try:
+            named |= await log.ledgers([number])
+        except MetadataRestoredError:
+            raise
+        except (DataLossError, NotFoundError):
+            continue
+        except (CorruptionError, ConfigurationError) as error:
+            unread[number] = error
+    return ReadNames(named, unread)
 
 
 async def names_of(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 from spark_ledger.errors import (
@@ -16,6 +15,7 @@ from spark_ledger.errors import (
     ConflictError,
     CorruptionError,
     DataLossError,
+    LedgerError,
     MetadataRestoredError,
     NotFoundError,
 )
@@ -25,12 +25,12 @@ from spark_ledger.stream.commit.commit_log import CommitLog, NamedLedgers
 from spark_ledger.stream.ledgers import TAG_STREAM_ID
 from spark_ledger.stream.manifest.format import encode_root
 from spark_ledger.stream.manifest.tree import ManifestRoot
-from spark_ledger.stream.model import StreamConfig
+from spark_ledger.stream.model import Head, StreamConfig
 from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, StreamNodes
 from spark_ledger.stream.packs.format import encode_packs
 from spark_ledger.stream.packs.model import Packs
 from spark_ledger.stream.packs.store import PackStore
-from spark_ledger.stream.retention.names import names_of
+from spark_ledger.stream.retention.names import ReadNames, names_of, read_names
 from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
 
 logger = logging.getLogger(__name__)
@@ -73,8 +73,8 @@ class LiveNames:
         """Dropped commits below it were looked at, also behind one whose ledger waits; ``left_at``:
         from which of them on, a step's worth each, some more were left."""
         self.left_at: set[int] = set()
-        self.unreadable: set[LedgerId] = set()
-        """Ledgers of dropped rows whose nodes cannot be read, which the log has named."""
+        self.told: set[str] = set()
+        """What of dropped commits cannot be read, and why, as far as the log has named it."""
 
     async def named(
         self,
@@ -83,23 +83,32 @@ class LiveNames:
         first: int,
         end: int,
         packs: Packs = Packs(),  # noqa: B008 - it never changes
+        earliest: int = 0,
     ) -> set[LedgerId]:
-        """Those of the ledgers that commits ``first`` .. ``end - 1`` name and need."""
+        """Those of the ledgers that commits ``first`` .. ``end - 1`` name and need.
+
+        Commits below ``earliest`` were dropped, and are not given back yet: such a one that cannot
+        be read needs nothing.
+        """
         wanted = set(ledger_ids)
         if packs != self._packs:
             self._packs, self._last, self._next_commit = packs, {}, None
         begin = first if self._next_commit is None else max(first, self._next_commit)
         for start in range(begin, end, COMMITS_PER_BUCKET):
             numbers = packs.numbers_outside(start, min(start + COMMITS_PER_BUCKET, end))
-            for number, named in (await log.ledgers(numbers)).items():
+            dropped = [number for number in numbers if number < earliest]
+            found = (await read_names(log, dropped)).named if dropped else {}
+            if len(numbers) > len(dropped):
+                found |= await log.ledgers(numbers[len(dropped) :])
+            for number, named in found.items():
                 kept = named.rows if self._kept_max else named.rows & wanted
                 self._last.update(dict.fromkeys(kept, number))
         self._next_commit = max(begin, end)
         self._last = {each: last for each, last in self._last.items() if last >= first}
-        found = {each for each in wanted if each in self._last}
+        needed = {each for each in wanted if each in self._last}
         if len(self._last) > self._kept_max or not self._kept_max:
             self._kept_max, self._last, self._next_commit = 0, {}, None
-        return found
+        return needed
 
 
 class Reclaimed(NamedTuple):
@@ -156,28 +165,33 @@ class Reclaimer:
         if before is None:  # of the former format: now it has a root
             return Reclaimed(0, 0, is_done=upto == 0)
         if self._behind is not None:
-            return await self._step_behind(self._behind, upto, head.next_commit)
+            return await self._step_behind(self._behind, upto, head)
         root = before.value
         end = min(upto, first + DROPPED_PER_STEP)
         if first >= end and not any(root.is_dropped(page) for page in root.pages()):
             return Reclaimed(0, 0, is_done=True)
-        named = await self._named(first, end)
-        left = await self._delete_rows(named, range(end, head.next_commit), self._names)
+        named, unread = await self._named(first, end)
+        left = await self._delete_rows(named, range(end, head.next_commit), self._names, head)
         # What is left, because its writer has it open, is found again from its first commit on.
-        dropped = min((n for n, each in named.items() if each.rows & left), default=max(first, end))
-        lists = {each.segment_list for n, each in named.items() if n < dropped}
-        await self._delete_all(each for each in lists if each is not None)
+        wait = {n for n, each in named.items() if each.rows & left}.union(unread)
+        dropped = min(wait, default=max(first, end))
+        lists = {each.segment_list: n for n, each in named.items() if n < dropped}
+        left = await self._delete_all(each for each in lists if each is not None)
+        dropped = min((n for each, n in lists.items() if each in left), default=dropped)
         for ledgers in await self._pages_below(root, dropped):
-            await self._delete_all(ledgers)
+            if await self._delete_all(ledgers):
+                dropped = root.dropped
+                break  # what leads to it stays
         await self._write_root(before, root.trimmed(dropped))
         # If the root stays, what can go behind it goes.
         self._names.left_at.difference_update(range(first, end))
         self._behind = end if dropped < end < upto else None
         return Reclaimed(self._deleted, dropped - first, is_done=end >= upto)
 
-    async def _step_behind(self, behind: int, upto: int, next_commit: int) -> Reclaimed:
-        """Delete ledgers of rows behind a commit whose ledger waits, perhaps for ever. What leads
-        to them stays (rule T18): these commits are looked at again when the root comes to them.
+    async def _step_behind(self, behind: int, upto: int, head: Head) -> Reclaimed:
+        """Delete ledgers of rows behind a commit that waits, perhaps for ever: its ledger is open,
+        or nobody can read what it names. What leads to them stays (rule T18): these commits are
+        looked at again when the root comes to them.
 
         A later visit goes on where the last one was, and looks again only where some were left.
         """
@@ -186,26 +200,35 @@ class Reclaimer:
         start = min(again, default=max(behind, names.looked_upto))
         end = min(upto, start + DROPPED_PER_STEP)
         if start < end:
-            named = await self._named(start, end)
-            left = await self._delete_rows(named, range(end, next_commit), names)
-            first = [n for n, each in named.items() if each.rows & left][:1]
+            named, unread = await self._named(start, end)
+            left = await self._delete_rows(named, range(end, head.next_commit), names, head)
+            wait = {n for n, each in named.items() if each.rows & left}.union(unread)
+            first = sorted(wait)[:1]
             names.left_at = names.left_at.difference(range(start, end)).union(first)
             names.looked_upto = max(names.looked_upto, end)
         self._behind = end if end < upto else None
         return Reclaimed(self._deleted, 0, is_done=end >= upto)
 
-    async def _named(self, first: int, end: int) -> dict[int, NamedLedgers]:
-        """The ledgers that dropped commits name, as far as their pages are there."""
-        found: dict[int, NamedLedgers] = {}
+    async def _named(self, first: int, end: int) -> ReadNames:
+        """The ledgers that dropped commits name, and which of these commits cannot be read."""
+        found = ReadNames({}, {})
         step = (await self._log.manifests.root()).leaf_commits
         start = first
         while start < end:
             behind = min(start - start % step + step, end)
-            # A page that is gone went with a step of before, after all that it named.
-            with suppress(DataLossError, NotFoundError):
-                found |= await self._log.ledgers(range(start, behind))
+            part = await read_names(self._log, range(start, behind))
+            found.named.update(part.named)
+            found.unread.update(part.unread)
             start = behind
+        for number, error in found.unread.items():
+            self._tell(f"what dropped commit {number} names is left", error)
         return found
+
+    def _tell(self, what: str, error: LedgerError) -> None:
+        """Say what stays, once for each damaged node, however many commits it keeps."""
+        if str(error) not in self._names.told:
+            logger.warning("stream %r: %s: %s", self._nodes.name, what, error)
+        self._names.told.add(str(error))
 
     async def free_packed(self) -> int:
         """Delete the former ledgers of commits in packs, and packs of dropped commits (rule T25);
@@ -221,16 +244,19 @@ class Reclaimer:
         packs = await self._store.read()
         gone = [pack for pack in packs.value.packs if pack.end <= dropped]
         if gone:
-            await self._delete_all(pack.ledger_id for pack in gone)
+            left = await self._delete_all(pack.ledger_id for pack in gone)
+            gone = [pack for pack in gone if pack.ledger_id not in left]
+        if gone:
             packs = await self._write_packs(packs, packs.value.without(gone))
         for pack in packs.value.packs:
             if pack.is_freed:
                 continue
             self._packs = packs.value
             head = (await self._nodes.head(latest=True)).value
-            named = await self._named(max(pack.first, dropped), pack.end)
+            named, unread = await self._named(max(pack.first, dropped), pack.end)
             live = range(dropped, head.next_commit)
-            if not await self._delete_rows(named, live, LiveNames()):
+            left = await self._delete_rows(named, live, LiveNames(), head)
+            if not left and not unread:
                 packs = await self._write_packs(packs, packs.value.freed(pack))
         return self._deleted
 
@@ -246,31 +272,22 @@ class Reclaimer:
         return Versioned(after, before.version + 1)
 
     async def _delete_rows(
-        self, named: dict[int, NamedLedgers], live: range, names: LiveNames
+        self, named: dict[int, NamedLedgers], live: range, names: LiveNames, head: Head
     ) -> set[LedgerId]:
         """Delete ledgers of rows that no commit of ``live``, or a later one, needs; those that are
-        left."""
-        packs = self._packs
+        left. ``head`` says which commits are dropped."""
+        packs, log, earliest = self._packs, self._log, head.earliest_commit
         candidates = set[LedgerId]().union(*(each.rows for each in named.values()))
-        candidates -= await names.named(self._log, candidates, live.start, live.stop, packs)
+        candidates -= await names.named(log, candidates, live.start, live.stop, packs, earliest)
 
         async def named_since(ledger_ids: Collection[LedgerId]) -> set[LedgerId]:
             newest = (await self._nodes.head(latest=True)).value.next_commit
-            return await names.named(self._log, ledger_ids, live.start, newest, packs)
+            return await names.named(log, ledger_ids, live.start, newest, packs, earliest)
 
         left: set[LedgerId] = set()
         free: list[Versioned[LedgerMetadata]] = []
         for ledger_id in sorted(candidates):
-            try:
-                ledger = await self._ours(ledger_id)
-            except MetadataRestoredError:
-                raise
-            except (CorruptionError, ConfigurationError) as error:
-                if ledger_id not in self._names.unreadable:
-                    logger.warning("ledger %d of dropped rows is left: %s", ledger_id, error)
-                self._names.unreadable.add(ledger_id)
-                left.add(ledger_id)  # nobody can tell whose it is (rule K6)
-                continue
+            ledger = await self._look(ledger_id, left)
             if ledger is None:
                 continue
             if ledger.value.is_closed and len(free) < DROPPING_LEDGERS_MAX:
@@ -339,6 +356,20 @@ class Reclaimer:
             return None
         return ledger
 
+    async def _look(
+        self, ledger_id: LedgerId, left: set[LedgerId]
+    ) -> Versioned[LedgerMetadata] | None:
+        """As ``_ours``; one whose node cannot be read is added to those that are left: nobody can
+        tell whose it is, and it keeps no other waiting (rule K6)."""
+        try:
+            return await self._ours(ledger_id)
+        except MetadataRestoredError:
+            raise
+        except (CorruptionError, ConfigurationError) as error:
+            self._tell(f"ledger {ledger_id} of dropped rows is left", error)
+            left.add(ledger_id)
+            return None
+
     async def _delete(
         self, ledger: Versioned[LedgerMetadata], checks: Sequence[Operation] = ()
     ) -> bool:
@@ -346,13 +377,15 @@ class Reclaimer:
         self._deleted += done
         return done
 
-    async def _delete_all(self, ledger_ids: Iterable[LedgerId]) -> None:
-        """Delete ledgers that nothing leads to any more but what is dropped with them.
+    async def _delete_all(self, ledger_ids: Iterable[LedgerId]) -> set[LedgerId]:
+        """Delete ledgers that nothing leads to any more but what is dropped with them; those that
+        are left, as their nodes cannot be read.
 
-        Raises ConflictError if one is left: then what leads to it has to stay (rule T18).
+        Raises ConflictError if another is left: then what leads to it has to stay (rule T18).
         """
+        left: set[LedgerId] = set()
         for ledger_id in sorted(ledger_ids):
-            ledger = await self._ours(ledger_id)
+            ledger = await self._look(ledger_id, left)
             if ledger is None or await self._delete(ledger):
                 continue
             if await self._ours(ledger_id) is not None:
@@ -360,6 +393,7 @@ class Reclaimer:
                     f"stream {self._nodes.name!r}: ledger {ledger_id} of dropped commits could "
                     "not be deleted yet; the next sweep goes on there"
                 )
+        return left
 
     async def _pages_below(self, root: ManifestRoot, dropped: int) -> list[set[LedgerId]]:
         """The ledgers of pages that lie wholly below a commit, by level: those of leaves first.
@@ -378,8 +412,13 @@ class Reclaimer:
             else:
                 needed.add(LedgerId(page.pointer.ledger_id))
             if page.level and page.first < dropped and behind > root.dropped:
-                with suppress(NotFoundError):
+                try:
                     pages += root.children(page, await self._log.manifests.children(root, page))
+                except (DataLossError, NotFoundError):
+                    continue
+                except (CorruptionError, ConfigurationError) as error:
+                    if dropped > root.dropped or isinstance(error, MetadataRestoredError):
+                        raise  # it has just been read: the next step sees that it waits
         return [gone[level] - needed for level in sorted(gone)]
 
     async def _write_root(self, before: Versioned[ManifestRoot], after: ManifestRoot) -> None:

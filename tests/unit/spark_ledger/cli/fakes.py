@@ -8,6 +8,7 @@ from typing import Any
 
 from spark_ledger.errors import (
     LedgerClosedError,
+    LedgerError,
     NoSuchLedgerError,
     NoSuchStreamError,
     UnauthorizedError,
@@ -86,6 +87,8 @@ class FakeClient:
         self.streams: dict[str, FakeStream] = {}
         self.uris: list[str] = []
         self.recovered: list[int] = []
+        self.unreadable: dict[int, LedgerError] = {}
+        """Why the metadata of some ledgers cannot be read."""
 
     def __enter__(self) -> FakeClient:
         return self
@@ -129,6 +132,8 @@ class FakeClient:
     def ledger_metadata(self, ledger_id: int) -> None:
         if ledger_id not in self.ledgers:
             raise NoSuchLedgerError(f"ledger {ledger_id} does not exist")
+        if ledger_id in self.unreadable:
+            raise self.unreadable[ledger_id]
 
     def delete_ledger(self, ledger_id: int) -> None:
         self.ledgers.pop(ledger_id, None)

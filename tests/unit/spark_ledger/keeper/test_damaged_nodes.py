@@ -37,6 +37,7 @@ from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.ledgers import ledger_path
 from spark_ledger.metadata.memory import MemoryMetadataStore
 from spark_ledger.stream.catalog import StreamCatalog
+from spark_ledger.stream.commit.commit_log import CommitLog
 from spark_ledger.stream.model import Retention
 from spark_ledger.types import LedgerId
 from tests.unit.spark_ledger.client.world import World, run
@@ -44,6 +45,7 @@ from tests.unit.spark_ledger.keeper.test_audit import CONFIG, ids, left
 from tests.unit.spark_ledger.keeper.test_optimizing import looked, optimized, packed
 from tests.unit.spark_ledger.keeper.test_streams import closed_commits, ledgers
 from tests.unit.spark_ledger.keeper.world import Clock, keeper, new_stream, passes, read
+from tests.unit.spark_ledger.stream.world import small_manifests
 
 NOTE = "keeper/dropped/<stream id>"
 DAY_MS = 24 * 3600 * 1000
@@ -249,5 +251,34 @@ def test_ledger_that_cannot_be_read_keeps_the_space_of_no_other(
             await user.delete_ledger(ledger_id)
         await StreamCatalog(user).delete("s")
         assert await user.store.children("streams") == []
+
+    run(test)
+
+
+def test_page_of_manifests_that_cannot_be_read_keeps_only_what_it_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small_manifests(monkeypatch)
+
+    async def test(world: World) -> None:
+        clock, user = Clock(), await world.client()
+        stream = await new_stream(user)
+        await closed_commits(world, stream, 12)
+        rows = [(await stream.commit(n)).segments[0].ledger_id for n in range(12)]
+        log = CommitLog(user, stream._nodes, stream.config.stream_id)
+        (damaged,) = {p.pointer.ledger_id async for p in log.manifests.walk() if p.first == 0} - {
+            p.pointer.ledger_id async for p in log.manifests.walk() if p.level == 2
+        }
+        await stream.retention.set_limits(Retention(rows=2, size_bytes=1))
+        path = ledger_path(LedgerId(damaged))
+        node = await user.store.get(path)
+        await user.store.put(path, b"?", node.version)
+        cared = await elected(world, clock)
+        await passes(cared, clock, 600)
+        left = await ledgers(world)
+        assert left & set(rows) == {*rows[:4], rows[11]} and not cared._stream_keeper.last_error
+        with pytest.raises(CorruptionError, match="deleted but for 1 of its ledgers or commits"):
+            await StreamCatalog(user).delete("s")
+        assert await ledgers(world) & set(rows) == set(rows[:4])
 
     run(test)

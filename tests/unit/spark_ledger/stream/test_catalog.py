@@ -19,8 +19,11 @@ from spark_ledger.stream import catalog
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.model import Compression, StreamConfig
 from spark_ledger.stream.nodes import StreamNodes
+from spark_ledger.stream.retention.reclaim import LiveNames
 from spark_ledger.types import Versioned
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
+from tests.unit.spark_ledger.stream.packs.world import ClosedDeletions
+from tests.unit.spark_ledger.stream.retention.test_giving_back import closed_commits
 from tests.unit.spark_ledger.stream.world import (
     SCHEMA,
     Faults,
@@ -295,6 +298,28 @@ def test_deletion_takes_the_ledgers_of_all_commits_beside_those_that_are_gone(
             await ledgers.store.delete(stream._nodes.commit_path(number))
         await StreamCatalog(ledgers).delete("s")
         assert sorted(ledgers.ledgers) == [ids[number] for number in missing], "nobody knows them"
+        assert ledgers.store.tree.children("streams") == []
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("dropped", range(4, 9))
+def test_deletion_takes_the_ledgers_of_a_leaf_that_retention_has_dropped_in_part(
+    dropped: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_manifests(monkeypatch, leaf=4, fan_out=2)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await closed_commits(ledgers, 10)
+        await stream._committer.sealer.seal(10)
+        await stream._committer.sealer.close()
+        await stream.retention.truncate((dropped,))
+        reclaimer = stream.retention.reclaimer(ClosedDeletions(ledgers), LiveNames())
+        assert (await reclaimer.step(dropped)).is_done
+        assert root_of(ledgers).dropped == dropped and ledgers.ledgers
+        await StreamCatalog(ledgers).delete("s")
+        assert ledgers.ledgers == {}
         assert ledgers.store.tree.children("streams") == []
 
     run(scenario())

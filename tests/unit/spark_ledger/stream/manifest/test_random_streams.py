@@ -19,14 +19,15 @@ from spark_ledger.errors import (
 )
 from spark_ledger.metadata.memory import Fault, Outcome
 from spark_ledger.stream.catalog import StreamCatalog
-from spark_ledger.stream.model import Commit
+from spark_ledger.stream.ledgers import TAG_STREAM_ID
+from spark_ledger.stream.model import Commit, Segment
 from spark_ledger.stream.retention.reclaim import LiveNames
 from spark_ledger.stream.stream import Stream
 from tests.effort import RANDOM_STREAMS, in_shares
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
+from tests.unit.spark_ledger.stream.packs.world import ClosedDeletions
 from tests.unit.spark_ledger.stream.world import (
     SCHEMA,
-    Deletions,
     another,
     commit_nodes,
     loose,
@@ -96,7 +97,7 @@ class Life:
             self.now_ms += self.draw.choice([0, 0, 1, 50])
             sink, is_overwrite = self.draw.choice(SINKS), self.draw.random() < 0.03
             number = self.transactions[sink] + self.draw.choice([1, 1, 1, 3])
-            segments = [loose(2)] * self.draw.choice([0, 1, 1, 3])
+            segments = await self.segments(stream, self.draw.choice([0, 1, 1, 3]))
             offer = {"sink_id": sink, "transaction_id": number, "overwrite": is_overwrite}
             try:
                 made = await stream.commit_segments(segments, **offer)  # type: ignore[arg-type]
@@ -116,6 +117,16 @@ class Life:
         if self.draw.random() < 0.5:
             await stream.close()
         self.end(stream)
+
+    async def segments(self, stream: Stream, count: int) -> list[Segment]:
+        """What a task has written: some segments, in one or two closed ledgers of their own."""
+        tags = {TAG_STREAM_ID: stream.config.stream_id}
+        made = [
+            await self.ledgers.create_ledger(custom_metadata=tags) for _ in range(min(count, 2))
+        ]
+        for writer in made:
+            await writer.close()
+        return [loose(2, ledger_id=self.draw.choice(made).ledger_id) for _ in range(count)]
 
     def end(self, stream: Stream) -> None:
         """The process is killed."""
@@ -154,7 +165,9 @@ class Life:
         names = LiveNames()
         try:
             for _ in range(3):
-                step = await stream.retention.reclaimer(Deletions(other), names).step(self.earliest)
+                step = await stream.retention.reclaimer(ClosedDeletions(other), names).step(
+                    self.earliest
+                )
                 if step.is_done:
                     break
         except (ConflictError, OutcomeUnknownError, MetadataUnavailableError):
@@ -174,6 +187,8 @@ class Life:
             with contextlib.suppress(NoSuchStreamError):
                 await StreamCatalog(self.ledgers).delete("s")
         assert self.ledgers.store.tree.children("streams") == []
+        named = {each.ledger_id for commit in self.commits for each in commit.segments}
+        assert not (named | self.named) & set(self.ledgers.ledgers), "nothing leads to them"
         await self.anew()
 
     async def read(self) -> None:
@@ -224,7 +239,7 @@ class Life:
         self.named |= root.ledgers()
 
     async def _reclaimed(self, stream: Stream) -> None:
-        reclaimer = stream.retention.reclaimer(Deletions(self.ledgers), LiveNames())
+        reclaimer = stream.retention.reclaimer(ClosedDeletions(self.ledgers), LiveNames())
         while not (await reclaimer.step(self.earliest)).is_done:
             pass
 
@@ -242,6 +257,9 @@ class Life:
         pages = [page for page in await pages_of(stream) if not root.is_dropped(page)]
         now = {page.pointer.ledger_id for page in pages}
         assert now & self.named == set(self.ledgers.ledgers) & self.named, "no more, and no less"
+        live = {each.ledger_id for c in self.commits[self.earliest :] for each in c.segments}
+        gone = {each.ledger_id for c in self.commits for each in c.segments} - live
+        assert live <= set(self.ledgers.ledgers) and not gone & set(self.ledgers.ledgers)
 
 
 @pytest.mark.parametrize("part", in_shares(list(range(RANDOM_STREAMS.proof)), RANDOM_STREAMS))
@@ -264,6 +282,7 @@ def test_stream_that_anything_happens_to_is_the_list_that_it_should_be(
                 await act()
                 await life.check()
             await life.settled()
+            await life.delete()
         except Exception as error:
             raise AssertionError(f"seed {seed}: {' '.join(life.log)}: {error!r}") from error
 

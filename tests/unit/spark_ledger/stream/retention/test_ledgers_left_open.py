@@ -6,9 +6,9 @@ import pytest
 
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.commit import committer
-from spark_ledger.stream.commit.commit_log import NamedLedgers
 from spark_ledger.stream.ledgers import PURPOSE_MANIFEST, TAG_PURPOSE
 from spark_ledger.stream.retention import reclaim
+from spark_ledger.stream.retention.names import ReadNames
 from spark_ledger.stream.retention.reclaim import LiveNames, Reclaimer
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.packs.world import ClosedDeletions
@@ -98,7 +98,7 @@ def test_ledger_that_stays_open_keeps_the_space_of_no_later_step(
             looked_at.clear()
             named_now = reclaimer._named
 
-            async def named(first: int, end: int) -> dict[int, NamedLedgers]:
+            async def named(first: int, end: int) -> ReadNames:
                 looked_at.extend(range(first, end))
                 return await named_now(first, end)
 
