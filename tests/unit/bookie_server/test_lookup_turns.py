@@ -120,6 +120,27 @@ def test_look_ups_that_were_given_up_keep_no_place() -> None:
     run_in_virtual_time(main())
 
 
+def test_newcomer_takes_the_place_of_a_look_up_that_was_given_up_a_moment_ago() -> None:
+    """Between the end of its time and the turn of the loop in which it leaves, others may come."""
+
+    async def main() -> None:
+        turns = LookupTurns(1, 2)
+        at_work = turns.take("a")
+        assert at_work is not None
+        waiting = [turns.take("b"), turns.take("b")]
+        assert waiting[0] and waiting[1]
+        waiting[1].cancel()
+        newcomer = turns.take("c")
+        assert newcomer is not None and turns.take("b") is None, "there are two that wait"
+        turns.leave("b", waiting[1])
+        turns.leave("a", at_work)
+        assert waiting[0].result() and not newcomer.done()
+        turns.leave("b", waiting[0])
+        assert newcomer.result()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_turns_are_never_lost_and_never_too_many(seed: int) -> None:
     draw = random.Random(seed)
@@ -130,17 +151,18 @@ def test_turns_are_never_lost_and_never_too_many(seed: int) -> None:
         turns = LookupTurns(at_once, waiting_max)
         open_: list[tuple[str, asyncio.Future[bool]]] = []
         for _ in range(600):
-            if open_ and draw.random() < 0.5:
-                who, turn = open_.pop(draw.randrange(len(open_)))
-                if not turn.done() and draw.random() < 0.5:
-                    turn.cancel()
-                turns.leave(who, turn)
+            if open_ and draw.random() < 0.2:
+                draw.choice(open_)[1].cancel()  # it leaves a while later
+            elif open_ and draw.random() < 0.5:
+                turns.leave(*open_.pop(draw.randrange(len(open_))))
             else:
                 who = draw.choice("abcdefgh")
                 turn_ = turns.take(who)
                 if turn_ is not None:
                     open_.append((who, turn_))
-            running = sum(turn.done() and turn.result() for _, turn in open_)
+            running = sum(
+                turn.done() and not turn.cancelled() and turn.result() for _, turn in open_
+            )
             waiting = Counter(who for who, turn in open_ if not turn.done())
             assert running <= at_once and waiting.total() <= waiting_max
             assert running == at_once or not waiting, "nobody waits beside a free place"
