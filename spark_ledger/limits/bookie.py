@@ -61,8 +61,11 @@ FIRST_CONTACT_LOOKUPS_MAX: Final = 64
 asks for ledgers that do not exist puts no more load on ZooKeeper. Connections take turns."""
 
 FIRST_CONTACT_LOOKUPS_WAITING_MAX: Final = 4096
-"""Ledgers whose first request waits; beyond it a bookie is busy to whoever has most. Entries that
-wait count as in flight."""
+"""Ledgers whose first request waits; beyond it a bookie is busy to whoever has most."""
+
+BOOKIE_KEY_WAITING_BYTES_MAX: Final = 32 * MIB
+"""Append bytes that wait for keys; beyond it a bookie is busy to whoever has most. Above what one
+connection may have in flight: a client that is alone never meets it."""
 
 # -- calls of each kind at once --------------------------------------------------------------------
 

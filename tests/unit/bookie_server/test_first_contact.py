@@ -109,7 +109,7 @@ def test_requests_wait_in_order_for_one_look(machine: Machine, keys: SlowKeys) -
     late = machine.start_add(7, [2], key=KEY)
     machine.settle()
     assert not (first or second or fence or late) and len(keys.asked) == 1
-    assert machine.held(7) == {} and machine.bookie.append_bytes_in_flight == 120
+    assert machine.held(7) == {} and machine.bookie.stats().append_bytes_in_flight == 120
     keys.answer()
     machine.settle()
     assert first == second == fence == [(OK, "")]
