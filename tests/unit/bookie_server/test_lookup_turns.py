@@ -16,7 +16,7 @@ from bookie_server.first_contact import LookUps
 from bookie_server.ledger_keys import MetadataKeys
 from bookie_server.lookup_turns import LookupTurns
 from spark_ledger.bookie_api import ASKED_BY, Refusal
-from spark_ledger.limits.bookie import FIRST_CONTACT_LOOKUPS_MAX
+from spark_ledger.limits.bookie import FIRST_CONTACT_LOOKUPS_MAX, FIRST_CONTACT_MISS_S
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, MemoryTree
 from spark_ledger.types import BookieStatus, LedgerId
 from spark_ledger.wire.frame import access_key_hash
@@ -63,6 +63,38 @@ def test_newcomer_waits_for_one_round_and_not_for_the_floods() -> None:
         waiting = 3000 - sum(asking.statuses[who].total() for who in FLOODS)
         assert waiting > 2000, "the floods wait for each other"
         await asyncio.sleep(5.0)
+
+    run_in_virtual_time(main())
+
+
+def test_look_ups_that_find_nothing_are_made_at_a_rate_at_most() -> None:
+    """Each costs the loop that serves everybody."""
+
+    async def main() -> None:
+        asking = Asking()
+        for who in FLOODS:
+            asking.ask(who, 1000)
+        await asyncio.sleep(1.0)
+        per_s = 1 / FIRST_CONTACT_MISS_S
+        answered = sum(each[BookieStatus.UNAUTHORIZED] for each in asking.statuses.values())
+        assert per_s - 20 <= answered <= per_s + FIRST_CONTACT_LOOKUPS_MAX
+        await asyncio.sleep(5.0)
+        assert sum(each.total() for each in asking.statuses.values()) == 3000
+
+    run_in_virtual_time(main())
+
+
+def test_look_ups_that_find_their_ledgers_are_made_as_fast_as_the_metadata_are_read() -> None:
+    """Thousands of writers come from a bookie that has died."""
+
+    async def main() -> None:
+        tree = MemoryTree()
+        for number in range(3000):
+            await created(tree, ledger_id=LedgerId(100 + number))
+        asking = Asking(tree=tree)
+        asking.ask("a", 3000)
+        await asyncio.sleep(0.01 * (3000 // FIRST_CONTACT_LOOKUPS_MAX + 2))
+        assert asking.statuses["a"] == {BookieStatus.OK: 3000}
 
     run_in_virtual_time(main())
 
