@@ -9,7 +9,7 @@ writers whose ledgers are known, and who need no metadata.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from spark_ledger.bookie_api import Refusal
 from spark_ledger.limits.bookie import BOOKIE_KEY_WAITING_BYTES_MAX
@@ -19,6 +19,20 @@ F = TypeVar("F")
 
 _BESIDE_BYTES: Final = 1024
 """What an add takes beside its frames."""
+
+
+class Place(Protocol):
+    """A request that has room, whatever it waits for."""
+
+    who: str
+    frames_bytes: int
+
+    @property
+    def cost(self) -> int:
+        """Bytes of memory; 0 needs no room."""
+
+    def make_way(self, refusal: Refusal) -> None:
+        """It is refused, and goes on no more."""
 
 
 class Waiter(Generic[F]):
@@ -38,6 +52,12 @@ class Waiter(Generic[F]):
         """Bytes of memory."""
         return self.frames_bytes + _BESIDE_BYTES if self.frames_bytes else 0
 
+    def make_way(self, refusal: Refusal) -> None:
+        """See ``Place``."""
+        go_on, self.go_on = self.go_on, None
+        assert go_on is not None, "who has room has not made way yet"
+        go_on(refusal)
+
 
 class KeyRoom:
     """Counts the adds that wait, by connection. For one that has no room the newest of the
@@ -50,13 +70,13 @@ class KeyRoom:
     def __init__(self, bytes_max: int = BOOKIE_KEY_WAITING_BYTES_MAX) -> None:
         """``bytes_max`` is more than a single add costs."""
         self._bytes_max = bytes_max
-        self._waiters: dict[str, dict[Waiter[Any], None]] = {}
+        self._waiters: dict[str, dict[Place, None]] = {}
         """By connection, the oldest first; none is empty."""
         self._costs: dict[str, int] = {}
         self._cost = 0
         self.frames_bytes = 0
 
-    def enter(self, waiter: Waiter[Any]) -> Refusal | None:
+    def enter(self, waiter: Place) -> Refusal | None:
         """Count a request until it leaves. A refusal: there is no room for it."""
         if not waiter.cost:
             return None
@@ -69,7 +89,7 @@ class KeyRoom:
         self._count(waiter, 1)
         return None
 
-    def leave(self, waiter: Waiter[Any]) -> None:
+    def leave(self, waiter: Place) -> None:
         """A request that was let in goes on, or is refused."""
         if waiter.cost:
             of_connection = self._waiters[waiter.who]
@@ -78,17 +98,15 @@ class KeyRoom:
             if not of_connection:
                 del self._waiters[waiter.who], self._costs[waiter.who]
 
-    def _count(self, waiter: Waiter[Any], sign: int) -> None:
+    def _count(self, waiter: Place, sign: int) -> None:
         self._costs[waiter.who] = self._costs.get(waiter.who, 0) + sign * waiter.cost
         self._cost += sign * waiter.cost
         self.frames_bytes += sign * waiter.frames_bytes
 
-    def _make_way(self, waiter: Waiter[Any]) -> None:
+    def _make_way(self, waiter: Place) -> None:
         refusal = self._busy()
-        go_on, waiter.go_on = waiter.go_on, None
         self.leave(waiter)
-        assert go_on is not None, "who is counted has not made way yet"
-        go_on(refusal)
+        waiter.make_way(refusal)
 
     def _busy(self) -> Refusal:
         return Refusal(
