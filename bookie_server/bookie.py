@@ -90,7 +90,7 @@ class Bookie:
         self._refused_fences: set[LedgerId] = set()  # in memory, and refused
         self._watchers = Watchers(post)
         self._first_contacts = LookUps(keys.look_up, post)
-        self._copies = LookUps(keys.look_up_copy, post)
+        self._copies = LookUps(keys.look_up_copy, post, self._first_contacts.room)
         self._locks = tuple(locks)  # the thread that closes, when no other is left
 
     def start(self) -> None:
@@ -103,8 +103,8 @@ class Bookie:
 
     @property
     def append_bytes_in_flight(self) -> int:
-        """Bytes of adds accepted and not answered yet."""
-        return self._bytes_in_flight.count
+        """See ``BookieApi``."""
+        return self._bytes_in_flight.count - self._first_contacts.room.frames_bytes
 
     def add(
         self,
@@ -128,7 +128,7 @@ class Bookie:
         answer = partial(self._answer, size, done)
         add = PendingAdd(run, access_key_hash(access_key), recovery, last_add_confirmed, answer)
         if recovery and is_copy_key(access_key):
-            self._copies.wait(run.ledger_id, partial(self._copy, add))
+            self._copies.wait(run.ledger_id, partial(self._copy, add), size)
         else:
             self._admit(add)
         self._disks.wrote(size)
@@ -398,7 +398,7 @@ class Bookie:
             return
         if in_metadata is None and (found is None or self._first_contacts.is_waiting(ledger_id)):
             again = partial(resume, partial(self._admit, add), add.done)
-            self._first_contacts.wait(ledger_id, again)
+            self._first_contacts.wait(ledger_id, again, len(run.frames))
             return
         accepted = on_add(
             found,

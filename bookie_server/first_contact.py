@@ -17,6 +17,7 @@ from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from bookie_server.core.copies import CopyGrant
+from bookie_server.core.key_room import KeyRoom, Waiter
 from bookie_server.core.transitions import KnownLedger
 from spark_ledger.bookie_api import ASKED_BY, Done, Refusal
 from spark_ledger.limits.bookie import ADDS_GO_ON_AT_ONCE
@@ -65,11 +66,14 @@ class LookUps(Generic[F]):
         self,
         look_up: Callable[[LedgerId, Callable[[F | Refusal], None]], None],
         post: Callable[[Callable[[], None]], None],
+        room: KeyRoom | None = None,
     ) -> None:
-        """``post`` runs a callable on the service thread, in a later turn."""
+        """``post`` runs a callable on the service thread, in a later turn. ``room`` is shared with
+        others."""
+        self.room = room or KeyRoom()
         self._look_up = look_up
         self._post = post
-        self._waiting: dict[LedgerId, deque[Callable[[F | Refusal], None]]] = {}
+        self._waiting: dict[LedgerId, deque[Waiter[F]]] = {}
         self._asking: dict[LedgerId, set[str]] = {}
         """The connections for which a ledger is looked up, until the first answer that is one."""
         self._closed = False
@@ -78,16 +82,24 @@ class LookUps(Generic[F]):
         """Whether a request of this ledger waits, so that the next one has to wait as well."""
         return ledger_id in self._waiting
 
-    def wait(self, ledger_id: LedgerId, resume: Callable[[F | Refusal], None]) -> None:
-        """Have a request go on once the ledger's key is known, or is not to be had."""
-        if self._closed:
-            resume(_closing())
-            return
+    def wait(
+        self,
+        ledger_id: LedgerId,
+        resume: Callable[[F | Refusal], None],
+        frames_bytes: int = 0,
+    ) -> None:
+        """Have a request go on once the ledger's key is known, or is not to be had. One that has
+        frames is refused when others wait with as many as there is room for."""
         who = ASKED_BY.get()
+        waiter: Waiter[F] = Waiter(who, frames_bytes, resume)
+        refusal = _closing() if self._closed else self.room.enter(waiter)
+        if refusal is not None:
+            resume(refusal)
+            return
         if ledger_id not in self._waiting:
             self._waiting[ledger_id] = deque()
             self._asking[ledger_id] = set()
-        self._waiting[ledger_id].append(resume)
+        self._waiting[ledger_id].append(waiter)
         asking = self._asking.get(ledger_id)
         if asking is not None and who not in asking:
             asking.add(who)
@@ -98,8 +110,8 @@ class LookUps(Generic[F]):
         self._closed = True
         while self._waiting:
             _ledger_id, waiting = self._waiting.popitem()
-            for resume in waiting:
-                resume(_closing())
+            for waiter in waiting:
+                self._resume(waiter, _closing())
         self._asking.clear()
 
     def _answered(
@@ -122,11 +134,16 @@ class LookUps(Generic[F]):
         if waiting is None:  # it was closed meanwhile
             return
         for _ in range(min(len(waiting), ADDS_GO_ON_AT_ONCE)):
-            waiting.popleft()(answer)
+            self._resume(waiting.popleft(), answer)
         if waiting:
             self._post(partial(self._go_on, ledger_id, answer))
         else:
             del self._waiting[ledger_id]
+
+    def _resume(self, waiter: Waiter[F], answer: F | Refusal) -> None:
+        if waiter.go_on is not None:  # else it had to make way, and was refused
+            self.room.leave(waiter)
+            waiter.go_on(answer)
 
 
 def resume(again: Callable[[KnownLedger], None], done: Done, answer: KnownLedger | Refusal) -> None:

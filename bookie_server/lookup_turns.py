@@ -57,8 +57,10 @@ class LookupTurns:
             return False
         most = max(self._waiting.values(), key=len)
         assert len(most) > own + 1, "another one has more than its share"
-        most.pop().set_result(False)
+        newest = most.pop()
         self._count -= 1
+        if not newest.done():  # else it was given up a moment ago
+            newest.set_result(False)
         return True
 
     def _next(self) -> None:

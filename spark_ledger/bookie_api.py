@@ -92,7 +92,8 @@ class BookieApi(Protocol):
 
     @property
     def append_bytes_in_flight(self) -> int:
-        """Bytes accepted and not durable yet."""
+        """Bytes accepted and not answered yet, without those of adds that wait for the key of
+        their ledger: these have a bound of their own."""
 
     def batch(self) -> AbstractContextManager[None]:
         """Adds made within become durable together; their ``done`` may come at its end."""

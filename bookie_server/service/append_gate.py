@@ -10,6 +10,7 @@ from collections import Counter, deque
 from functools import partial
 from typing import Final
 
+from bookie_server.service.held_messages import HeldMessages
 from bookie_server.service.refused_appenders import RefusedAppenders
 from spark_ledger.bookie_api import BookieApi
 from spark_ledger.limits.bookie import BOOKIE_APPEND_SHARED_BYTES
@@ -38,6 +39,8 @@ class AppendGate:
         self._check_is_due = False
         self.refused = RefusedAppenders()
         """Of all streams that go through this gate."""
+        self.held = HeldMessages()
+        """Of the same streams."""
 
     async def wait(self, expected_bytes: int) -> None:
         """Return once the bookie takes more; ``expected_bytes`` is what the next message has."""

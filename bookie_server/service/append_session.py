@@ -40,6 +40,7 @@ from spark_ledger.limits.bookie import (
     BOOKIE_MALFORMED_ADDS_MAX,
     BOOKIE_UNKNOWN_ADDS_MAX,
     BOOKIE_UNSENT_RESULTS_MAX,
+    FIRST_CONTACT_LOOKUPS_MAX,
 )
 from spark_ledger.limits.entries import APPEND_MESSAGE_BYTES_TARGET
 from spark_ledger.types import NO_ENTRY, BookieStatus, EntryId, LedgerId
@@ -130,6 +131,7 @@ class AppendSession:
         self._appenders: dict[int, _AppenderState] = {}
         self._changed: dict[int, _AppenderState] = {}  # those with something to report
         self._pending = 0  # runs of all appenders that are not answered
+        self._unanswered = 0  # appenders that have such runs
         self._over: set[int] = set()  # tags that were refused, and are told so
         self._ends_with = ""  # for its client: too many were refused
         self._is_gone = False
@@ -156,6 +158,7 @@ class AppendSession:
         if self._draining or self._ended:
             return
         self._draining = True
+        self._sent.set()
         self._stop_waiting()
 
     def end_refused(self, message: str) -> None:
@@ -164,6 +167,7 @@ class AppendSession:
         self._ends_with = message
         self._aborts = True
         self._wake.set()
+        self._sent.set()
         self._appenders.clear()
         self._changed.clear()
         self._over.clear()
@@ -295,8 +299,24 @@ class AppendSession:
                 return True, str(malformed)
         return True, ""
 
+    @property
+    def _has_strange_ledgers(self) -> bool:
+        goes_on = self.is_known or self._stall or self._draining or self._aborts
+        return self._unanswered > FIRST_CONTACT_LOOKUPS_MAX and not goes_on
+
     async def _check_refusals(self) -> None:
-        """End the stream if it is the one of which most was refused."""
+        """End the stream if it is the one of which most was refused.
+
+        Take no more in of one that has stored nothing while many of its ledgers wait, most likely
+        to be looked up: whoever comes with thousands that do not exist is ended by the answers to
+        the first of them. While a disk stalls all have to hear of it (rule S15), and a drain waits
+        for no more than one look-up.
+        """
+        if self._has_strange_ledgers:
+            with self._gate.held.hold(self._message_bytes) as is_held:
+                while is_held and self._has_strange_ledgers:
+                    self._sent.clear()
+                    await self._sent.wait()
         if self._ends_with:
             await self._abort(grpc.StatusCode.RESOURCE_EXHAUSTED, self._ends_with)
 
@@ -336,6 +356,7 @@ class AppendSession:
         elif run.ledger_id != appender.ledger_id:
             message = f"ledger {run.ledger_id} on an appender of ledger {appender.ledger_id}"
             refusal = Refusal(BookieStatus.BAD_REQUEST, message)
+        self._unanswered += not appender.pending
         appender.pending += 1
         self._pending += 1
         count, size = len(run.sizes), len(run.frames)
@@ -366,6 +387,7 @@ class AppendSession:
     ) -> None:
         appender.pending -= 1
         self._pending -= 1
+        self._unanswered -= not appender.pending
         self._answered.add(status, entries, size_bytes, started)
         if status is not BookieStatus.OK:
             is_first = appender.refusal is None

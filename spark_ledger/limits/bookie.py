@@ -51,6 +51,10 @@ BOOKIE_UNKNOWN_ADDS_MAX: Final = 256
 whose key was wrong. A client of ours has a few when its ledgers are deleted; one that asks for more
 looks for work to give to ZooKeeper."""
 
+BOOKIE_HELD_MESSAGES_BYTES: Final = 16 * MIB
+"""Messages of streams that have stored nothing, held while the first of their ledgers are looked
+up. What comes above it is taken in at once."""
+
 BOOKIE_UNSENT_RESULTS_MAX: Final = 4_096
 """Results that wait for a client which does not read them; then its stream is not read either."""
 
@@ -62,11 +66,20 @@ it is busy. Below the time after which a writer takes it for silent."""
 
 FIRST_CONTACT_LOOKUPS_MAX: Final = 64
 """Keys that a bookie looks up at a time: some 10,000 new ledgers per second, and a stranger who
-asks for ledgers that do not exist puts no more load on ZooKeeper. Connections take turns."""
+asks for ledgers that do not exist puts no more load on ZooKeeper. Connections take turns. Of an
+append stream that has stored nothing no more than these wait; the next ones stay in its message."""
+
+FIRST_CONTACT_MISS_S: Final = 0.002
+"""Look-ups that have found no ledger end their turns this far apart, so 500 of them are made in a
+second. Each takes some tenths of a millisecond of the service loop, with what else is done for such
+an add: whoever asks for ledgers that do not exist had all of it."""
 
 FIRST_CONTACT_LOOKUPS_WAITING_MAX: Final = 4096
-"""Ledgers whose first request waits; beyond it a bookie is busy to whoever has most. Entries that
-wait count as in flight."""
+"""Ledgers whose first request waits; beyond it a bookie is busy to whoever has most."""
+
+BOOKIE_KEY_WAITING_BYTES_MAX: Final = 32 * MIB
+"""Append bytes that wait for keys; beyond it a bookie is busy to whoever has most. Above what one
+connection may have in flight: a client that is alone never meets it."""
 
 # -- calls of each kind at once --------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ _NO_PORT: Final = re.compile(r":(?![0-9]{1,5}(?:[,/]|$))[^,/]*")
 """A colon without a port behind it, and what follows up to the next host or the root."""
 _NOT_IN_A_ROOT: Final = "@?"
 """With a / in a password, what follows that is taken for the root, up to an @; and a ? begins what
-other kinds of URI have there."""
+other kinds of URI have there. A : is no sign of either: clusters have it in their names."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,7 @@ def test_copies_that_wait_for_their_grant_are_refused_when_the_bookie_closes() -
             last_add_confirmed=EntryId(-1),
             done=lambda status, _message: answers.append(status),
         )
-    assert answers == [] and machine.bookie.append_bytes_in_flight > 0
+    assert answers == [] and machine.bookie.stats().append_bytes_in_flight > 0
     machine.close()
     assert answers == [BookieStatus.IO_ERROR] * 2
     assert machine.bookie.append_bytes_in_flight == 0

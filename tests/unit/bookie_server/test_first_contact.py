@@ -109,7 +109,7 @@ def test_requests_wait_in_order_for_one_look(machine: Machine, keys: SlowKeys) -
     late = machine.start_add(7, [2], key=KEY)
     machine.settle()
     assert not (first or second or fence or late) and len(keys.asked) == 1
-    assert machine.held(7) == {} and machine.bookie.append_bytes_in_flight == 120
+    assert machine.held(7) == {} and machine.bookie.stats().append_bytes_in_flight == 120
     keys.answer()
     machine.settle()
     assert first == second == fence == [(OK, "")]
@@ -253,10 +253,10 @@ def test_closed_ledger_is_found_to_be_closed_behind_a_server_that_lags() -> None
     asyncio.run(main())
 
 
-async def created(tree: MemoryTree, key_hash: bytes = b"k" * 32) -> None:
+async def created(tree: MemoryTree, key_hash: bytes = b"k" * 32, ledger_id: LedgerId = L) -> None:
     fragment = Fragment(EntryId(0), (BookieId("b"),))
     await LedgerStore(MemoryMetadataStore(tree)).create(
-        LedgerMetadata(L, Quorums(1, 1, 1), (fragment,), access_key_hash=key_hash)
+        LedgerMetadata(ledger_id, Quorums(1, 1, 1), (fragment,), access_key_hash=key_hash)
     )
 
 

@@ -16,7 +16,7 @@ from bookie_server.first_contact import LookUps
 from bookie_server.ledger_keys import MetadataKeys
 from bookie_server.lookup_turns import LookupTurns
 from spark_ledger.bookie_api import ASKED_BY, Refusal
-from spark_ledger.limits.bookie import FIRST_CONTACT_LOOKUPS_MAX
+from spark_ledger.limits.bookie import FIRST_CONTACT_LOOKUPS_MAX, FIRST_CONTACT_MISS_S
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, MemoryTree
 from spark_ledger.types import BookieStatus, LedgerId
 from spark_ledger.wire.frame import access_key_hash
@@ -63,6 +63,38 @@ def test_newcomer_waits_for_one_round_and_not_for_the_floods() -> None:
         waiting = 3000 - sum(asking.statuses[who].total() for who in FLOODS)
         assert waiting > 2000, "the floods wait for each other"
         await asyncio.sleep(5.0)
+
+    run_in_virtual_time(main())
+
+
+def test_look_ups_that_find_nothing_are_made_at_a_rate_at_most() -> None:
+    """Each costs the loop that serves everybody."""
+
+    async def main() -> None:
+        asking = Asking()
+        for who in FLOODS:
+            asking.ask(who, 1000)
+        await asyncio.sleep(1.0)
+        per_s = 1 / FIRST_CONTACT_MISS_S
+        answered = sum(each[BookieStatus.UNAUTHORIZED] for each in asking.statuses.values())
+        assert per_s - 20 <= answered <= per_s + FIRST_CONTACT_LOOKUPS_MAX
+        await asyncio.sleep(5.0)
+        assert sum(each.total() for each in asking.statuses.values()) == 3000
+
+    run_in_virtual_time(main())
+
+
+def test_look_ups_that_find_their_ledgers_are_made_as_fast_as_the_metadata_are_read() -> None:
+    """Thousands of writers come from a bookie that has died."""
+
+    async def main() -> None:
+        tree = MemoryTree()
+        for number in range(3000):
+            await created(tree, ledger_id=LedgerId(100 + number))
+        asking = Asking(tree=tree)
+        asking.ask("a", 3000)
+        await asyncio.sleep(0.01 * (3000 // FIRST_CONTACT_LOOKUPS_MAX + 2))
+        assert asking.statuses["a"] == {BookieStatus.OK: 3000}
 
     run_in_virtual_time(main())
 
@@ -120,6 +152,27 @@ def test_look_ups_that_were_given_up_keep_no_place() -> None:
     run_in_virtual_time(main())
 
 
+def test_newcomer_takes_the_place_of_a_look_up_that_was_given_up_a_moment_ago() -> None:
+    """Between the end of its time and the turn of the loop in which it leaves, others may come."""
+
+    async def main() -> None:
+        turns = LookupTurns(1, 2)
+        at_work = turns.take("a")
+        assert at_work is not None
+        waiting = [turns.take("b"), turns.take("b")]
+        assert waiting[0] and waiting[1]
+        waiting[1].cancel()
+        newcomer = turns.take("c")
+        assert newcomer is not None and turns.take("b") is None, "there are two that wait"
+        turns.leave("b", waiting[1])
+        turns.leave("a", at_work)
+        assert waiting[0].result() and not newcomer.done()
+        turns.leave("b", waiting[0])
+        assert newcomer.result()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_turns_are_never_lost_and_never_too_many(seed: int) -> None:
     draw = random.Random(seed)
@@ -130,17 +183,18 @@ def test_turns_are_never_lost_and_never_too_many(seed: int) -> None:
         turns = LookupTurns(at_once, waiting_max)
         open_: list[tuple[str, asyncio.Future[bool]]] = []
         for _ in range(600):
-            if open_ and draw.random() < 0.5:
-                who, turn = open_.pop(draw.randrange(len(open_)))
-                if not turn.done() and draw.random() < 0.5:
-                    turn.cancel()
-                turns.leave(who, turn)
+            if open_ and draw.random() < 0.2:
+                draw.choice(open_)[1].cancel()  # it leaves a while later
+            elif open_ and draw.random() < 0.5:
+                turns.leave(*open_.pop(draw.randrange(len(open_))))
             else:
                 who = draw.choice("abcdefgh")
                 turn_ = turns.take(who)
                 if turn_ is not None:
                     open_.append((who, turn_))
-            running = sum(turn.done() and turn.result() for _, turn in open_)
+            running = sum(
+                turn.done() and not turn.cancelled() and turn.result() for _, turn in open_
+            )
             waiting = Counter(who for who, turn in open_ if not turn.done())
             assert running <= at_once and waiting.total() <= waiting_max
             assert running == at_once or not waiting, "nobody waits beside a free place"

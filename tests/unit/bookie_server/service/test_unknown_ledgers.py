@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
 
+from bookie_server.service import append_session, held_messages, refused_appenders
 from spark_ledger.bookie_api import ASKED_BY
-from spark_ledger.limits.bookie import BOOKIE_UNKNOWN_ADDS_MAX
+from spark_ledger.limits.bookie import BOOKIE_UNKNOWN_ADDS_MAX, FIRST_CONTACT_LOOKUPS_MAX
 from spark_ledger.types import BookieStatus
 from spark_ledger.wire import bookie_pb2 as pb
 from tests.unit.bookie_server.service.test_grpc_service import HERE, Fixture, on_loop
@@ -19,6 +21,14 @@ from tests.unit.bookie_server.service.test_hostile_calls import until
 def adds_of(tags: range) -> pb.AppendRequest:
     run = pb.EntryRun(ledger_id=1, sizes=[50], frames=bytes(50))
     return pb.AppendRequest(adds=[pb.AddRun(tag=tag, run=run) for tag in tags])
+
+
+async def read_to_the_end(call: Any) -> str:
+    """Why the call was ended."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        while await call.read() is not grpc.aio.EOF:
+            pass
+    return str(caught.value.details())
 
 
 @pytest.mark.parametrize("stores", [False, True])
@@ -83,6 +93,119 @@ async def test_refusals_of_one_ledger_count_once_however_many_adds_were_on_their
     waiting[-1](BookieStatus.OK, "")
     assert [result.status for result in (await call.read()).results] == [pb.OK]
     call.cancel()
+
+
+@pytest.mark.parametrize("then", ["refused", "stored", "stalls", "drains"])
+def test_stream_that_has_stored_nothing_is_read_on_as_its_ledgers_are_looked_up(
+    then: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One message may ask for thousands: the answers to the first of them end the stream, and the
+    others cost nobody a look."""
+    monkeypatch.setattr(append_session, "APPEND_TURN_S", 0.0)  # each add has a turn of its own
+
+    @on_loop
+    async def run(f: Fixture) -> None:
+        waiting: list[Any] = []
+        asked = 0
+
+        def add(*_args: Any, done: Any, **_more: Any) -> None:
+            nonlocal asked
+            asked += 1
+            waiting.append(done)
+
+        monkeypatch.setattr(f.bookie, "add", add)
+        call = f.stub.Append(metadata=HERE)
+        await call.write(adds_of(range(1, 1_001)))
+        at_once = FIRST_CONTACT_LOOKUPS_MAX + 1
+        await until(lambda: asked == at_once)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert asked == at_once, "the others wait in the message"
+        if then != "refused":
+            if then == "stored":
+                waiting.pop(0)(BookieStatus.OK, "")
+            elif then == "drains":
+                f.service.drain()
+            else:
+                f.service.disks_stall("nothing moves: all have to hear of it (rule S15)")
+            await until(lambda: asked == 1_000)
+            while waiting:
+                waiting.pop(0)(BookieStatus.OK, "")
+            call.cancel()
+            return
+        end = asyncio.create_task(read_to_the_end(call))
+        while waiting or not end.done():
+            if waiting:
+                waiting.pop(0)(BookieStatus.UNAUTHORIZED, "it is not in the metadata")
+            await asyncio.sleep(0)
+        assert "257 ledgers" in await end
+        assert asked <= BOOKIE_UNKNOWN_ADDS_MAX + 1 + at_once
+
+    run()
+
+
+def test_messages_that_wait_for_look_ups_take_no_more_than_there_is_room_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody counts the adds that were not taken in yet."""
+    size = adds_of(range(1, 101)).ByteSize()
+    monkeypatch.setattr(append_session, "APPEND_TURN_S", 0.0)
+    monkeypatch.setattr(held_messages, "BOOKIE_HELD_MESSAGES_BYTES", 2 * size)
+
+    @on_loop
+    async def run(f: Fixture) -> None:
+        waiting: list[Any] = []
+        add = lambda *_args, done, **_more: waiting.append(done)  # noqa: E731
+        monkeypatch.setattr(f.bookie, "add", add)
+        calls = []
+        at_once = FIRST_CONTACT_LOOKUPS_MAX + 1
+        for expected in (at_once, 2 * at_once, 2 * at_once + 100):
+            calls.append(f.stub.Append(metadata=HERE))
+            await calls[-1].write(adds_of(range(1, 101)))
+            while len(waiting) < expected:
+                await asyncio.sleep(0.001)
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert len(waiting) == expected
+        for _number in range(3 * 100):
+            while not waiting:
+                await asyncio.sleep(0)
+            waiting.pop()(BookieStatus.OK, "")
+        calls.append(f.stub.Append(metadata=HERE))
+        await calls[-1].write(adds_of(range(1, 101)))
+        await until(lambda: len(waiting) == at_once)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert len(waiting) == at_once, "there is room again"
+        for call in calls:
+            call.cancel()
+        await until(lambda: not f.service._sessions)
+        while waiting:
+            waiting.pop()(BookieStatus.OK, "")
+
+    run()
+
+
+def test_stream_that_ends_for_its_refusals_does_not_wait_for_its_ledgers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(append_session, "APPEND_TURN_S", 0.0)
+    monkeypatch.setattr(refused_appenders, "BOOKIE_REFUSED_APPENDERS_MAX", 0)
+
+    @on_loop
+    async def run(f: Fixture) -> None:
+        waiting: list[Any] = []
+        add = lambda *_args, done, **_more: waiting.append(done)  # noqa: E731
+        monkeypatch.setattr(f.bookie, "add", add)
+        call = f.stub.Append(metadata=HERE)
+        await call.write(adds_of(range(1, 201)))
+        await until(lambda: len(waiting) == FIRST_CONTACT_LOOKUPS_MAX + 1)
+        waiting.pop()(BookieStatus.TOO_MANY_REQUESTS, "later")
+        assert "1 appenders of this stream were refused" in await read_to_the_end(call)
+        while waiting:
+            waiting.pop()(BookieStatus.TOO_MANY_REQUESTS, "later")
+
+    run()
 
 
 @on_loop

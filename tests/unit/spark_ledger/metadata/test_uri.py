@@ -16,6 +16,7 @@ from spark_ledger.metadata.zookeeper.session import hosts_for_kazoo
         ("zk://a/ledgers/", "a:2181", "/ledgers"),
         (" zk://a:1,b,c:3/x/y ", "a:1,b:2181,c:3", "/x/y"),
         ("zk://[::1]:2182,[fe80::1]/x", "[::1]:2182,[fe80::1]:2181", "/x"),
+        ("zk://a:1/team:one/x", "a:1", "/team:one/x"),
     ],
 )
 def test_parse_uri_accepts(uri: str, hosts: str, root: str) -> None:
