@@ -19,6 +19,7 @@ from spark_ledger.client.caches import watch_cache
 from spark_ledger.errors import CorruptionError, DataLossError, NotFoundError
 from spark_ledger.limits.stream import COMMITS_KEPT_BYTES_MAX
 from spark_ledger.stream.commit.commit_nodes import CommitNodes
+from spark_ledger.stream.commit.history import History
 from spark_ledger.stream.concurrency import prefetch, run_all
 from spark_ledger.stream.format import codec
 from spark_ledger.stream.format.codec import SegmentListPointer
@@ -72,11 +73,14 @@ class CommitLog:
         self._cache_bytes = 0
         self.manifests = ManifestStore(ledgers, nodes, stream_id)
         self._lists = asyncio.Semaphore(_LISTS_AT_ONCE_MAX)
-        self._stored_nodes = CommitNodes(nodes, self.manifests, stream_id)
+        self.history = History(ledgers, nodes, stream_id, self._forget)
+        check = self.history.check
+        self._stored_nodes = CommitNodes(nodes, self.manifests, stream_id, check=check)
         watch_cache("commits", self, lambda log: log._cache_bytes, COMMITS_KEPT_BYTES_MAX)
 
     def remember(self, commit: Commit, pointer: SegmentListPointer | None = None) -> None:
         """Put a commit that is known to be stored, and its node's pointer, into the cache."""
+        self.history.knows(commit, pointer)
         if commit.number in self._cache:
             return
         if not commit.applied:
@@ -86,6 +90,11 @@ class CommitLog:
         while self._cache_bytes > COMMITS_KEPT_BYTES_MAX and len(self._cache) > 1:
             _, oldest = self._cache.popitem(last=False)
             self._cache_bytes -= oldest.commit.memory_bytes
+
+    def _forget(self) -> None:
+        self._cache.clear()
+        self._cache_bytes = 0
+        self.manifests.forget_all()
 
     @property
     def memory_bytes(self) -> int:
