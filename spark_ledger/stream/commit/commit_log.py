@@ -74,8 +74,7 @@ class CommitLog:
         self.manifests = ManifestStore(ledgers, nodes, stream_id)
         self._lists = asyncio.Semaphore(_LISTS_AT_ONCE_MAX)
         self.history = History(ledgers, nodes, stream_id, self._forget)
-        check = self.history.check
-        self._stored_nodes = CommitNodes(nodes, self.manifests, stream_id, check=check)
+        self._stored_nodes = CommitNodes(nodes, self.manifests, stream_id, self.history.check)
         watch_cache("commits", self, lambda log: log._cache_bytes, COMMITS_KEPT_BYTES_MAX)
 
     def remember(self, commit: Commit, pointer: SegmentListPointer | None = None) -> None:
@@ -103,6 +102,7 @@ class CommitLog:
 
     async def get(self, number: int) -> Commit:
         """A commit by number. Raises as ``CommitNodes.get``, CorruptionError if it is damaged."""
+        await self.history.check()
         known = self._cache.get(number)
         if known is None:
             node = await self._stored_nodes.get(number)
@@ -156,6 +156,7 @@ class CommitLog:
             behind = start - start % _DECODED_AT_ONCE_MAX + _DECODED_AT_ONCE_MAX
             numbers = range(start, min(behind, end))
             start = behind
+            await self.history.check()
             known = {number: self._cache[number] for number in numbers if number in self._cache}
             missing = [number for number in numbers if number not in known]
             yield known, await self._stored_nodes.get_all(missing)
@@ -165,8 +166,7 @@ class CommitLog:
         segments where their list is kept elsewhere. Keeps nothing."""
         found: dict[int, StoredNode] = {}
         for number in numbers:
-            known = self._cache.get(number)
-            if known is not None:
+            if known := self._cache.get(number):
                 found[number] = StoredNode(known.commit, codec.encode_commit(*known))
         missing = [number for number in numbers if number not in found]
         for number, node in (await self._stored_nodes.get_all(missing)).items():

@@ -39,7 +39,6 @@ class CommitNodes:
         nodes: StreamNodes,
         manifests: ManifestStore,
         stream_id: str,
-        *,
         check: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """``check`` looks whether the stream is as it was seen before (``History.check``); it is

@@ -63,7 +63,8 @@ def _place(commit: Commit, pointer: SegmentListPointer | None) -> tuple[LedgerId
 class History:
     """What a handle has seen of its stream. Bound to one event loop.
 
-    As long as nothing was seen, nothing is compared.
+    As long as no head was seen, as in a task that is told which commits to read, nothing can be
+    compared: then what was read of commits is forgotten behind each new connection.
     """
 
     def __init__(
@@ -111,6 +112,8 @@ class History:
         async with self._one_at_a_time:
             while self._seen_on != (connection := store.connections):
                 seen = self._seen
+                if seen is None and self._seen_on >= 0:
+                    self._forget()  # nothing tells whether that is there still
                 if seen is not None and not await self._is_there(seen):
                     raise self.lost(
                         f"commit {seen.number} is not the one that this process has seen"

@@ -13,7 +13,7 @@ from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.commit import committer
 from spark_ledger.stream.retention.reclaim import LiveNames
 from spark_ledger.stream.stream import Stream
-from spark_ledger.types import Versioned
+from spark_ledger.types import Dlsn, Versioned
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.packs.world import ClosedDeletions
 from tests.unit.spark_ledger.stream.world import (
@@ -163,6 +163,37 @@ def test_other_commits_are_found_whatever_was_seen_of_the_last_one(
         await other.commit_segments(parts)
         with pytest.raises(MetadataRestoredError):
             await reader.head()
+
+    run(scenario())
+
+
+def test_handle_that_has_seen_no_head_reads_the_commits_that_are_there_now() -> None:
+    """As tasks do, which are told the numbers of commits."""
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
+        await stream.append(table(0))
+        backup = Backup(ledgers)
+        await stream.append(table(1))
+        calls = Faults([])
+        client, reader = await opened(ledgers, calls)
+
+        async def rows() -> list[object]:
+            calls.calls.clear()
+            chunks = reader.read_commit_chunks(range(2), Dlsn(0), Dlsn(2))
+            return [
+                n
+                async for chunk in chunks
+                for each in chunk
+                for n in each.batch.column("n").to_pylist()
+            ]
+
+        assert await rows() == [0, 1]
+        assert await rows() == [0, 1] and not calls.calls
+        backup.restore(client)
+        await append(ledgers, 101)
+        assert await rows() == [0, 101]
 
     run(scenario())
 
