@@ -46,6 +46,8 @@ class PositionJson(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bytes_behind: int = msgspec.field(default=0, name="bytesBehind")
     millis_behind: int = msgspec.field(default=0, name="millisBehind")
     batch_rows: int = msgspec.field(default=0, name="batchRows")
+    last: dict[str, int] | None = None
+    """Stands in the offsets of a checkpoint; a position that is given may be anywhere."""
 
     @property
     def dlsn(self) -> Dlsn:

@@ -157,8 +157,8 @@ class CorruptionError(LedgerError):
 
 
 class MetadataRestoredError(CorruptionError):
-    """A ledger's metadata are older than what this process has seen of them: ZooKeeper was restored
-    from a backup."""
+    """The metadata of a ledger or a stream are not those that this process has seen, or later ones:
+    ZooKeeper was restored from a backup."""
 
 
 class DigestMismatchError(CorruptionError):

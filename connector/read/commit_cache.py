@@ -71,6 +71,12 @@ class CommitCache:
             if first_segment <= segment.number < end_segment
         ]
 
+    def known(self, segment: int) -> Commit | None:
+        """The commit that holds a segment, if it was fetched and is kept."""
+        place = bisect_left(self._commits, segment + 1, key=lambda commit: commit.end_segment)
+        found = self._commits[place] if place < len(self._commits) else None
+        return found if found is not None and found.first_segment <= segment else None
+
     def forget_before(self, segment: int) -> None:
         """Drop commits that end at or before a segment."""
         keep = bisect_left(self._commits, segment + 1, key=lambda commit: commit.end_segment)

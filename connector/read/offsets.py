@@ -7,8 +7,12 @@ A stream's offset is ``{"entry": e, "segment": s, "stream": id}``, numbers count
 ``entry`` within the segment. After the last entry of a segment the offset is entry 0 of the next
 one, so each position has one spelling. ``"slot"`` (a row within the entry) appears only if a query
 was started in the middle of an entry. The id tells the stream from a later one of its name
-(rule T7). A raw ledger's offset is ``{"entry": e, "ledger": id}``. That of several streams has the
-offset of each by its name, ``{"streams": {"a": {...}, "b": {...}}}``.
+(rule T7). ``"last": {"commit": c, "entry": f, "ledger": l}`` names the segment that has the row
+before the position, by its commit and its first entry in its ledger; it tells whether a restored
+ZooKeeper has given the numbers to other rows since (rule T5). It is left out where nothing lies
+before, and in offsets of versions that did not have it. A raw ledger's offset is
+``{"entry": e, "ledger": id}``. That of several streams has the offset of each by its name,
+``{"streams": {"a": {...}, "b": {...}}}``.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from typing import NamedTuple, TypeAlias, cast
 from spark_ledger.errors import ConfigurationError, DataLossError
 from spark_ledger.types import Dlsn, EntryId, LedgerId
 
-OffsetJson: TypeAlias = dict[str, int | str]
+OffsetJson: TypeAlias = dict[str, int | str | dict[str, int]]
 """An offset for Spark. Spark calls for a plain ``dict``."""
 
 CheckpointOffset: TypeAlias = Mapping[str, object]
@@ -40,14 +44,25 @@ class StreamPosition(NamedTuple):
     stream_id: str
 
 
+class LastSegment(NamedTuple):
+    """The segment that has the row before a position, by its commit, and where it begins."""
+
+    commit: int
+    entry: EntryId
+    ledger: LedgerId
+
+
 def unchanged(offset: CheckpointOffset) -> OffsetJson:
     """The offset of one stream or ledger as it came from Spark: nothing is new."""
     return cast(OffsetJson, dict(offset))
 
 
-def stream_offset(position: Dlsn, stream_id: str) -> OffsetJson:
+def stream_offset(position: Dlsn, stream_id: str, last: LastSegment | None = None) -> OffsetJson:
     """The offset of a stream position. All offsets of streams are made here."""
-    offset: OffsetJson = {"entry": position.entry, "segment": position.segment}
+    offset: OffsetJson = {"entry": position.entry}
+    if last is not None:
+        offset["last"] = last._asdict()
+    offset["segment"] = position.segment
     if position.slot:
         offset["slot"] = position.slot
     offset["stream"] = stream_id
@@ -60,14 +75,31 @@ def stream_position(offset: CheckpointOffset) -> StreamPosition:
     Raises ConfigurationError if it is not a stream's offset: the checkpoint is another source's.
     """
     keys = set(offset)
-    if not {"entry", "segment"} <= keys <= {"entry", "segment", "slot", "stream"}:
+    if not {"entry", "segment"} <= keys <= {"entry", "last", "segment", "slot", "stream"}:
         raise _foreign_offset_error(offset, "a stream")
     numbers = [offset["segment"], offset["entry"], offset.get("slot", 0)]
     segment, entry, slot = (n if isinstance(n, int) else -1 for n in numbers)
     stream_id = offset.get("stream", "")
     if min(segment, entry, slot) < 0 or not isinstance(stream_id, str):
         raise _foreign_offset_error(offset, "a stream")
+    last_segment(offset)
     return StreamPosition(Dlsn(segment, entry, slot), stream_id)
+
+
+def last_segment(offset: CheckpointOffset) -> LastSegment | None:
+    """The segment before a stream's offset that came back from Spark; None if it does not say.
+
+    Raises ConfigurationError if it is not a stream's offset.
+    """
+    last = offset.get("last")
+    if last is None:
+        return None
+    if not isinstance(last, Mapping) or set(last) != set(LastSegment._fields):
+        raise _foreign_offset_error(offset, "a stream")
+    commit, entry, ledger = (last[name] for name in LastSegment._fields)
+    if not all(isinstance(number, int) and number >= 0 for number in (commit, entry, ledger)):
+        raise _foreign_offset_error(offset, "a stream")
+    return LastSegment(commit, EntryId(entry), LedgerId(ledger))
 
 
 def several_offset(offsets: Mapping[str, OffsetJson]) -> SeveralOffset:

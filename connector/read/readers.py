@@ -33,6 +33,7 @@ from connector.sentences import one_sentence
 from spark_ledger.errors import (
     ConfigurationError,
     DataLossError,
+    MetadataRestoredError,
     NoSuchStreamError,
     RetryableError,
 )
@@ -55,9 +56,12 @@ class LedgerBatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """The plan between the starting and the ending position."""
-        planned = retry_transient(
-            self._plan, f"{self._options.subject}: planning a read", budget_s=RETRY_AT_START_S
-        )
+        what = f"{self._options.subject}: planning a read"
+        try:
+            planned = retry_transient(self._plan, what, budget_s=RETRY_AT_START_S)
+        except MetadataRestoredError:  # an earlier read of this process has seen what is lost now
+            sessions.discard(self._options.connection)
+            planned = retry_transient(self._plan, what, budget_s=RETRY_AT_START_S)
         set_aside("plan")
         return planned
 

@@ -234,7 +234,8 @@ class SeveralSource:
         found = {name: backlog for name, backlog in backlogs.items() if backlog is not None}
         ends = self._ends(found, unlimited=unlimited)
         offsets = {
-            name: self._sources[name].ended_at(found[name].start, end) for name, end in ends.items()
+            name: self._sources[name].ended_at(positions[name], found[name].start, end)
+            for name, end in ends.items()
         }
         for name in joining:
             # It begins with the next micro-batch: what one of them holds lies between two positions

@@ -17,9 +17,11 @@ from connector.option_parsers import PositionJson, TransactionJson
 from connector.options import ReadOptions
 from connector.read.commit_cache import CommitCache
 from connector.read.lag import NO_LAG, Lag, stream_lag, with_lag
+from connector.read.last_read import LastRead
 from connector.read.offsets import (
     CheckpointOffset,
     OffsetJson,
+    last_segment,
     recreated_error,
     recreated_message,
     stream_offset,
@@ -73,8 +75,13 @@ class StreamSource:
             self._rows = RowFilter(options.where, stream.config, spark_type_name)
         self._commits = CommitCache(stream)
         self._initial: Dlsn | None = None
+        self._initial_offset: OffsetJson | None = None
+        self._last_read = LastRead(stream, self._commits)
         self._start_moves = False
         self._target: Dlsn | None = None
+        self._planned_by: Head | None = None
+        """The head by which the end of a micro-batch is found."""
+        self._has_compared = False
         self._rows_held_since = clock()
         self._has_warned = False
         self._warned_of: Dlsn | None = None
@@ -87,15 +94,18 @@ class StreamSource:
     # -- where to start and end ------------------------------------------------------------------
 
     def initial_offset(self) -> OffsetJson:
-        return self._offset(self._start())
+        if self._initial_offset is None:
+            head = self._stream.head()
+            self._initial_offset = self._named(self._start(head), head)
+        return self._initial_offset
 
     def start_moves(self) -> bool:
         self._start()
         return self._start_moves
 
-    def _start(self) -> Dlsn:
+    def _start(self, head: Head | None = None) -> Dlsn:
         if self._initial is None:
-            head = self._stream.head()
+            head = head or self._stream.head()
             self._initial = self._resolve_start(head)
             # A commit behind a time, and a transaction, that was found is found again.
             self._start_moves = self._options.start_may_move and self._initial >= head.end
@@ -103,6 +113,10 @@ class StreamSource:
 
     def _offset(self, position: Dlsn) -> OffsetJson:
         return stream_offset(position, self._stream_id)
+
+    def _named(self, position: Dlsn, head: Head) -> OffsetJson:
+        """The offset of a position for a checkpoint, as it is at this head."""
+        return stream_offset(position, self._stream_id, self._last_read.before(position, head))
 
     def _option_position(self, position: PositionJson, option: str, head: Head) -> Dlsn:
         """A position that the user gave. If it names a stream, that must be this one (rule T7).
@@ -240,6 +254,30 @@ class StreamSource:
             hint = ": the metadata store is an older one than the checkpoint; use a new checkpoint"
             budget.pause_or_raise(self._after_head(position, head, _CHECKPOINT, hint))
 
+    def _compare(self, head: Head, *offsets: CheckpointOffset) -> None:
+        """The rows before a checkpoint are those that were read (rule T5): looked at once in each
+        process, for the first of these offsets that tells. Later ones it makes itself, and its
+        handle looks at them behind each new connection.
+
+        Raises ConfigurationError if other rows are there: the query would pass over some.
+        """
+        if self._has_compared:
+            return
+        for offset in offsets:
+            position, stream_id = stream_position(offset)
+            last = last_segment(offset)
+            if last is None or stream_id != self._stream_id:
+                continue
+            if position > head.earliest and not self._last_read.is_before(last, position):
+                raise ConfigurationError(
+                    f"{self._options.subject}: the rows before {_CHECKPOINT} {tuple(position)} are "
+                    "not those that this query has read: the metadata store was restored from a "
+                    "backup, and gave the numbers of commits that it lost to later ones; use a "
+                    "new checkpoint"
+                )
+            break
+        self._has_compared = True
+
     def _after_head(
         self, position: Dlsn, head: Head, what: str, hint: str = ""
     ) -> ConfigurationError:
@@ -277,7 +315,8 @@ class StreamSource:
     # -- triggers ----------------------------------------------------------------------------------
 
     def pin_target(self) -> None:
-        self._target = self._stream.head().end
+        self._planned_by = self._stream.head()
+        self._target = self._planned_by.end
 
     def latest_offset(self, start: CheckpointOffset, *, unlimited: bool) -> OffsetJson:
         end = self._beside_truncations(lambda: self._latest_offset(start, unlimited=unlimited))
@@ -301,7 +340,10 @@ class StreamSource:
         if self._target is None:  # the wait watches the head, so later calls read no metadata
             self._stream.wait_for_commit(after_segment=position.segment, timeout_s=POLL_WAIT_S)
         head = self._head_reaching(position)
+        self._compare(head, start)
         end = head.end if self._target is None else self._target
+        if self._target is None:
+            self._planned_by = head
         if end <= position:
             return unchanged(start)
         self._readable(head, position, _CHECKPOINT)
@@ -318,7 +360,7 @@ class StreamSource:
 
     def _advance(self, end: Dlsn) -> OffsetJson:
         self._rows_held_since = self._clock()
-        return self._offset(end)
+        return self._ended(end)
 
     # -- one of several streams --------------------------------------------------------------------
 
@@ -342,17 +384,27 @@ class StreamSource:
         def look() -> Backlog:
             position = self._start_position(start)
             head = self._head_reaching(position)
+            self._compare(head, start)
             end = self._target or head.end
+            if self._target is None:
+                self._planned_by = head
             if end > position:
                 position = min(self._readable(head, position, _CHECKPOINT), end)
             return Backlog(position, max(position, end), lambda at: self._backlog(at, end))
 
         return self._beside_truncations(look)
 
-    def ended_at(self, start: Dlsn, end: Dlsn) -> OffsetJson:
-        """The micro-batch is from here to there, as the trigger that is shared has found."""
+    def ended_at(self, at: CheckpointOffset, start: Dlsn, end: Dlsn) -> OffsetJson:
+        """The micro-batch is from here to there, as the trigger that is shared has found; ``at`` is
+        the offset that it begins with."""
         self._batch_start, self._batch_end = start, end
-        return self._offset(end)
+        if stream_position(at) == (end, self._stream_id):
+            return unchanged(at)  # one position has one spelling
+        return self._ended(end)
+
+    def _ended(self, end: Dlsn) -> OffsetJson:
+        assert self._planned_by is not None, "an end is found by a head"
+        return self._named(end, self._planned_by)
 
     def _backlog(self, position: Dlsn, end: Dlsn) -> Iterator[Segment]:
         """Segments from the position up to ``end``, fetched no further than the caller reads."""
@@ -404,6 +456,7 @@ class StreamSource:
         if first >= last:
             return []
         head = self._head_reaching(last)
+        self._compare(head, end, start)
         first = self._readable(head, first, _CHECKPOINT)
         last = self._readable(head, last, "the end of the micro-batch")
         plans = plan_read(

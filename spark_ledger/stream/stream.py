@@ -69,7 +69,7 @@ class Stream:
         self._nodes = nodes
         self._schemas = SchemaRegistry(nodes, config)
         self._log = CommitLog(ledgers, nodes, config.value.stream_id)
-        self._watch = HeadWatch(nodes, config.value.stream_id)
+        self._watch = HeadWatch(nodes, config.value.stream_id, self._log.history)
         self._committer = Committer(ledgers, nodes, self._log, self._schemas, self._watch.heads)
         self._reader = RangeReader(ledgers, nodes, self._schemas)
         self.locator = Locator(ledgers)

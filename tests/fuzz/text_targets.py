@@ -12,6 +12,7 @@ from bookie_server.config import parse as parse_bookie_config
 from connector import option_parsers
 from connector.options import read_options, write_options
 from connector.read.offsets import (
+    LastSegment,
     ledger_offset,
     ledger_position,
     stream_offset,
@@ -78,7 +79,9 @@ _DDL = ("id bigint not null, name string", "price decimal(10,2), at timestamp")
 
 def text_targets() -> list[Target]:
     """All targets of this file."""
-    offsets = [json.dumps(stream_offset(Dlsn(3, 1, slot), "5f2a")).encode() for slot in (0, 5)]
+    last = LastSegment(2, EntryId(4), LedgerId(7))
+    made = stream_offset(Dlsn(3, 1), "5f2a", last), stream_offset(Dlsn(3, 1, 5), "5f2a")
+    offsets = [json.dumps(each).encode() for each in made]
     raw = [json.dumps(ledger_offset(LedgerId(7), EntryId(9))).encode()]
     return [
         _target("stream offset", offsets, _json(lambda o: stream_position(o)), 15_000),

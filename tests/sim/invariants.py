@@ -60,6 +60,8 @@ class Invariants(Witness):
         truth = self.ledgers.get(ledger_id)
         if truth is None:
             truth = self.ledgers[ledger_id] = LedgerTruth()
+            # Its writers make several ledgers, also with ids that they had before the restore.
+            truth.disturbed = self._world.options.overtakes
         return truth
 
     def restored(self, nodes: Mapping[str, bytes]) -> None:

@@ -116,6 +116,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether disks are copied, and bookies started on the copies."""
     restores: bool = False
     """Whether ZooKeeper is restored from a backup."""
+    overtakes: bool = False
+    """Whether the tail of a stream is cut off then, until new commits have passed what it saw."""
     empties: bool = False
     """Whether ZooKeeper comes back without its data for a while, and then with all of them."""
     late_writes: bool = False
@@ -226,7 +228,12 @@ def draw_options(seed: int) -> Options:
         packs=draw.random() < 0.5 and stream is not None,
         shared_tails=draw.random() < 0.15,
     )
-    return _with_later_options(_with_keepers(options), seed)
+    options = _with_later_options(_with_keepers(options), seed)
+    # By this name the draw leaves the seeds alone that found something before.
+    if options.restores and random.Random(f"overtakes 24 {seed}").random() < 0.3:
+        # Alone: a ledger of the stream may get the id of one that was lost, whose readers read on.
+        options = msgspec.structs.replace(options, overtakes=True, ledgers=())
+    return options
 
 
 def _with_later_options(options: Options, seed: int) -> Options:

@@ -90,9 +90,11 @@ class Restorer:
                     forget_ledgers(client)
         command = self.draw.random() < 0.5 or world.options.copies
         world.fault("metadata restored", f"{'shows' if shows else 'does not show'}")
+        if world.overtaking is not None:
+            world.overtaking.restored()
         if command:
             self._operator = Operator(world)
-        for number in range(self.draw.randint(1, 2)):
+        for number in range(self.draw.randint(1, 2) if world.options.ledgers else 0):
             after_s = self.draw.uniform(0.0, 0.8)
             self._later(after_s, functools.partial(self._write_again, number))
 

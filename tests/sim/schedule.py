@@ -204,6 +204,8 @@ class _Run:
         client = await judge.connect()
         for ledger_id in self.world.ledger_ids:
             self.final[ledger_id] = await self._recover(judge, client, ledger_id)
+        if self.world.overtaking is not None:
+            await self.world.overtaking.judge(client)
         if self.world.options.stream is None:
             return
         if self.world.pairs is not None:

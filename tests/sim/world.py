@@ -26,6 +26,7 @@ from tests.sim.marks import Marks
 from tests.sim.misbehaving import Misbehaviour
 from tests.sim.node import BookieNode
 from tests.sim.options import Options, StreamPlan
+from tests.sim.overtaking import Overtaking
 from tests.sim.racing import RaceClient
 from tests.sim.racks import BEGIN_S, RackLoss
 from tests.sim.repairing import CONFIG, RepairClient
@@ -79,6 +80,7 @@ class World(SimBase):
         self.recovering: Counter[int] = Counter()
         self.draw = self.random_for("world")
         self._operations = 0
+        self.overtaking: Overtaking | None = None
 
     # -- the beginning -----------------------------------------------------------------------------
 
@@ -103,6 +105,8 @@ class World(SimBase):
             self._begin_writers()
         if self.options.stream is not None:
             self._populate_stream(self.options.stream)
+        if self.options.overtakes:
+            self.overtaking = Overtaking(self)
         for number in range(self.options.keepers):
             KeeperClient.begin(self, f"keeper{number}")
         for number in range(self.options.repairers):

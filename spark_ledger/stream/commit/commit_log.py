@@ -19,6 +19,7 @@ from spark_ledger.client.caches import watch_cache
 from spark_ledger.errors import CorruptionError, DataLossError, NotFoundError
 from spark_ledger.limits.stream import COMMITS_KEPT_BYTES_MAX
 from spark_ledger.stream.commit.commit_nodes import CommitNodes
+from spark_ledger.stream.commit.history import History
 from spark_ledger.stream.concurrency import prefetch, run_all
 from spark_ledger.stream.format import codec
 from spark_ledger.stream.format.codec import SegmentListPointer
@@ -72,11 +73,13 @@ class CommitLog:
         self._cache_bytes = 0
         self.manifests = ManifestStore(ledgers, nodes, stream_id)
         self._lists = asyncio.Semaphore(_LISTS_AT_ONCE_MAX)
-        self._stored_nodes = CommitNodes(nodes, self.manifests, stream_id)
+        self.history = History(ledgers, nodes, stream_id, self._forget)
+        self._stored_nodes = CommitNodes(nodes, self.manifests, stream_id, self.history.check)
         watch_cache("commits", self, lambda log: log._cache_bytes, COMMITS_KEPT_BYTES_MAX)
 
     def remember(self, commit: Commit, pointer: SegmentListPointer | None = None) -> None:
         """Put a commit that is known to be stored, and its node's pointer, into the cache."""
+        self.history.knows(commit, pointer)
         if commit.number in self._cache:
             return
         if not commit.applied:
@@ -87,6 +90,11 @@ class CommitLog:
             _, oldest = self._cache.popitem(last=False)
             self._cache_bytes -= oldest.commit.memory_bytes
 
+    def _forget(self) -> None:
+        self._cache.clear()
+        self._cache_bytes = 0
+        self.manifests.forget_all()
+
     @property
     def memory_bytes(self) -> int:
         """What commits and pages of manifests that are kept take, about."""
@@ -94,6 +102,7 @@ class CommitLog:
 
     async def get(self, number: int) -> Commit:
         """A commit by number. Raises as ``CommitNodes.get``, CorruptionError if it is damaged."""
+        await self.history.check()
         known = self._cache.get(number)
         if known is None:
             node = await self._stored_nodes.get(number)
@@ -147,6 +156,7 @@ class CommitLog:
             behind = start - start % _DECODED_AT_ONCE_MAX + _DECODED_AT_ONCE_MAX
             numbers = range(start, min(behind, end))
             start = behind
+            await self.history.check()
             known = {number: self._cache[number] for number in numbers if number in self._cache}
             missing = [number for number in numbers if number not in known]
             yield known, await self._stored_nodes.get_all(missing)
@@ -156,8 +166,7 @@ class CommitLog:
         segments where their list is kept elsewhere. Keeps nothing."""
         found: dict[int, StoredNode] = {}
         for number in numbers:
-            known = self._cache.get(number)
-            if known is not None:
+            if known := self._cache.get(number):
                 found[number] = StoredNode(known.commit, codec.encode_commit(*known))
         missing = [number for number in numbers if number not in found]
         for number, node in (await self._stored_nodes.get_all(missing)).items():

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final, TypeVar
 
 from spark_ledger.errors import CorruptionError, DataLossError, NotFoundError
 from spark_ledger.stream.concurrency import run_all
@@ -18,6 +18,8 @@ from spark_ledger.stream.manifest.format import decode_leaf
 from spark_ledger.stream.manifest.store import ManifestStore
 from spark_ledger.stream.manifest.tree import COMMITS_PER_LEAF, ManifestRoot
 from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, StreamNodes, bucket_of
+
+T = TypeVar("T")
 
 GETS_IN_FLIGHT_MAX: Final = 64
 """Parallel metadata reads: enough to hide the round trip, few enough to be polite."""
@@ -32,18 +34,43 @@ logger = logging.getLogger(__name__)
 class CommitNodes:
     """The stored commits of one stream. Bound to one event loop."""
 
-    def __init__(self, nodes: StreamNodes, manifests: ManifestStore, stream_id: str) -> None:
+    def __init__(
+        self,
+        nodes: StreamNodes,
+        manifests: ManifestStore,
+        stream_id: str,
+        check: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """``check`` looks whether the stream is as it was seen before (``History.check``); it is
+        called behind each look, and its error raised in place of what was found."""
         self._nodes = nodes
         self._manifests = manifests
         self._stream_id = stream_id
         self._gets = asyncio.Semaphore(GETS_IN_FLIGHT_MAX)
+        self._check = check
 
     async def get(self, number: int) -> bytes:
         """The node of a commit.
 
         Raises NoSuchStreamError if the stream was deleted, DataLossError if the commit was
-        truncated, NotFoundError if it is not made yet, CorruptionError if it is missing.
+        truncated, NotFoundError if it is not made yet, CorruptionError if it is missing, and what
+        ``check`` raises.
         """
+        return await self._checked(self._find(number))
+
+    async def _checked(self, look: Awaitable[T]) -> T:
+        """What a look finds, of a stream that is the one that was seen before."""
+        try:
+            found = await look
+        except (NotFoundError, CorruptionError):
+            if self._check is not None:
+                await self._check()
+            raise
+        if self._check is not None:
+            await self._check()
+        return found
+
+    async def _find(self, number: int) -> bytes:
         sealed = await self._sealed(number)
         if sealed is not None:
             return sealed
@@ -69,8 +96,9 @@ class CommitNodes:
 
     async def get_all(self, numbers: Sequence[int]) -> dict[int, bytes]:
         """The nodes of ascending commits, in parallel. Raises as ``get``."""
-        if not numbers:
-            return {}
+        return await self._checked(self._find_all(numbers)) if numbers else {}
+
+    async def _find_all(self, numbers: Sequence[int]) -> dict[int, bytes]:
         root = await self._manifests.root()
         if numbers[-1] >= root.sealed + root.leaf_commits:
             root = await self._manifests.read_root()  # by now more may be sealed
@@ -116,7 +144,7 @@ class CommitNodes:
         found = {n: summary[n - first] for n in numbers if n - first < len(summary)}
         found = {number: node for number, node in found.items() if node}
         rest = [number for number in numbers if number not in found]
-        found.update(zip(rest, await run_all(self.get(n) for n in rest), strict=True))
+        found.update(zip(rest, await run_all(self._find(n) for n in rest), strict=True))
         return found
 
     async def _summary(self, bucket: int, first: int) -> tuple[bytes, ...]:

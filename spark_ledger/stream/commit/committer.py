@@ -329,9 +329,9 @@ class Attempt:
         if prepared.grows:
             self._schemas.grown(config)
         self._existing.exist(prepared.named, config.version)
+        self._committer.heads.saw(prepared.leaves.head.value, prepared.leaves.connection)
         self._committer.log.remember(prepared.commit, self._list)
         self._committer.readings.left(prepared.leaves)
-        self._committer.heads.saw(prepared.commit.number + 1)
         self._is_list_used = True
         return prepared.commit
 

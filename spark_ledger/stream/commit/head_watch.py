@@ -6,6 +6,7 @@ import asyncio
 
 from spark_ledger.metadata.base import Watch
 from spark_ledger.stream.commit.head_reader import HeadReader
+from spark_ledger.stream.commit.history import History
 from spark_ledger.stream.model import Head
 from spark_ledger.stream.nodes import StreamNodes
 
@@ -16,9 +17,9 @@ class HeadWatch:
     Before that every ``current`` is one metadata read; from then on only a change costs one.
     """
 
-    def __init__(self, nodes: StreamNodes, stream_id: str) -> None:
+    def __init__(self, nodes: StreamNodes, stream_id: str, history: History) -> None:
         self._nodes = nodes
-        self.heads = HeadReader(nodes, stream_id)
+        self.heads = HeadReader(nodes, stream_id, history)
         """Shared with the stream's committer: what one has seen, the other knows."""
         self._watch: Watch | None = None
         self._changed = asyncio.Event()

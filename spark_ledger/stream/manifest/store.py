@@ -222,6 +222,13 @@ class ManifestStore:
         for key in [each for each in self._pages if each[0] in ledger_ids]:
             self._pages_bytes -= max(len(self._pages.pop(key)), _PAGE_BYTES_MIN)
 
+    def forget_all(self) -> None:
+        """Keep no page and no root: they are of a store that went back since."""
+        self._root = None
+        self._pages.clear()
+        self._pages_bytes = 0
+        self._pointers.clear()
+
     def _keep(self, key: tuple[int, int], data: bytes) -> None:
         if key in self._pages:
             return  # two read it at once

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -11,6 +11,22 @@ from spark_ledger.stream.model import Commit, Head, Segment
 from spark_ledger.stream.packs.model import Packs
 from spark_ledger.stream.plan.locate import Located
 from spark_ledger.types import Dlsn, EntryId, LedgerId
+
+
+class At(dict[str, int | str | dict[str, int]]):
+    """An offset that is equal to all of its position, whatever they say of the segment before."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, dict) and _plain(self) == _plain(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = None
+
+
+def _plain(offset: Mapping[str, object]) -> dict[str, object]:
+    return {key: value for key, value in offset.items() if key != "last"}
 
 
 def make_segment(number: int, entry_rows: tuple[int, ...], entry_bytes: int = 100) -> Segment:
@@ -83,6 +99,12 @@ class FakeStream:
             and commit.end_segment > first_segment
             and commit.first_segment < end_segment
         ]
+
+    def commit(self, number: int) -> Commit:
+        return self._commits[number]
+
+    def commit_at(self, segment: int) -> Commit:
+        return next(each for each in self._commits if each.end_segment > segment)
 
     def locate(self, ledger_ids: Iterable[LedgerId]) -> Located:
         return Located({}, ())

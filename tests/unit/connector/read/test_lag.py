@@ -11,6 +11,7 @@ import pytest
 from connector.option_parsers import PositionJson, parse_position
 from connector.read import stream_source
 from connector.read.lag import Lag, stream_lag
+from connector.read.offsets import OffsetJson
 from connector.read.stream_source import StreamSource
 from spark_ledger.types import Dlsn
 from tests.unit.connector.fakes import FakeStream
@@ -48,7 +49,7 @@ def test_stream_lag_with_a_clock_behind_the_writers_is_not_negative(stream: Fake
     assert stream_lag(stream.head(), Dlsn(0), commit, now_ms=10).milliseconds == 0
 
 
-def report(reader: StreamSource) -> dict[str, int | str]:
+def report(reader: StreamSource) -> OffsetJson:
     newest = reader.newest_offset()
     assert newest is not None
     return newest
@@ -60,7 +61,7 @@ def test_newest_offset_says_what_waits_behind_the_planned_micro_batch(stream: Fa
     reader.latest_offset(offset(0), unlimited=False)
     newest = report(reader)
     assert (newest["name"], newest["rowsBehind"], newest["bytesBehind"]) == ("s", 11, 300)
-    assert int(newest["millisBehind"]) > 0
+    assert newest["millisBehind"] != 0
     reader.latest_offset(offset(1), unlimited=False)
     reader.latest_offset(offset(2), unlimited=False)
     newest = report(reader)
@@ -76,10 +77,11 @@ def test_newest_offset_says_what_waits_behind_the_planned_micro_batch(stream: Fa
 def test_newest_offset_counts_the_rows_of_the_newest_micro_batch(stream: FakeStream) -> None:
     """Where several streams are read, Spark counts the rows of all of them together."""
     reader = source(stream)
+    reader.pin_target()
     ends = [Dlsn(0), Dlsn(0, 1), Dlsn(1, 1), Dlsn(1, 1), Dlsn(3)]
     found = []
     for start, end in pairwise(ends):
-        reader.ended_at(start, end)
+        reader.ended_at(offset(start.segment, start.entry), start, end)
         newest = report(reader)
         found.append((newest["batchRows"], newest["rowsBehind"]))
     assert found == [(3, 17), (9, 8), (0, 8), (8, 0)]

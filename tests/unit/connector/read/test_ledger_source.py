@@ -103,8 +103,8 @@ def offset(entry: int) -> OffsetJson:
     return {"entry": entry, "ledger": 5}
 
 
-def drain(reader: Source, start: OffsetJson) -> list[int | str]:
-    ends = []
+def drain(reader: Source, start: OffsetJson) -> list[object]:
+    ends: list[object] = []
     while (end := reader.latest_offset(start, unlimited=False)) != start:
         ends.append(end["entry"])
         start = end

@@ -7,6 +7,8 @@ import json
 import pytest
 
 from connector.read.offsets import (
+    LastSegment,
+    last_segment,
     ledger_offset,
     ledger_position,
     offsets_by_stream,
@@ -31,6 +33,17 @@ def test_stream_offset_round_trip_through_json(position: Dlsn) -> None:
     assert stream_position(offset) == (position, "ab")
 
 
+def test_offset_names_the_segment_before_it_if_there_is_one() -> None:
+    last = LastSegment(7, EntryId(4), LedgerId(9))
+    text = json.dumps(stream_offset(Dlsn(3, 5), "ab", last))
+    assert text == (
+        '{"entry": 5, "last": {"commit": 7, "entry": 4, "ledger": 9}, "segment": 3, "stream": "ab"}'
+    )
+    assert stream_position(json.loads(text)) == (Dlsn(3, 5), "ab")
+    assert last_segment(json.loads(text)) == last
+    assert last_segment(stream_offset(Dlsn(3, 5), "ab")) is None
+
+
 def test_stream_offset_without_id_has_an_empty_id() -> None:
     assert stream_position({"entry": 5, "segment": 3}) == (Dlsn(3, 5), "")
 
@@ -46,9 +59,14 @@ def test_stream_offset_without_id_has_an_empty_id() -> None:
         {"entry": -1, "segment": 2},
         {"entry": 1, "segment": 2, "slot": -1},
         {"entry": 4, "ledger": 9},
+        {"entry": 1, "segment": 2, "last": 5},
+        {"entry": 1, "segment": 2, "last": {"commit": 1, "entry": 1}},
+        {"entry": 1, "segment": 2, "last": {"commit": 1, "entry": 1, "ledger": -1}},
+        {"entry": 1, "segment": 2, "last": {"commit": 1, "entry": 1, "ledger": "1"}},
+        {"entry": 1, "segment": 2, "last": {"commit": 1, "entry": 1, "ledger": 1, "x": 1}},
     ],
 )
-def test_stream_position_of_foreign_offset_is_refused(offset: dict[str, int | str]) -> None:
+def test_stream_position_of_foreign_offset_is_refused(offset: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError, match="use a new checkpoint"):
         stream_position(offset)
 

@@ -119,10 +119,20 @@ def test_streaming_read_goes_on_from_its_checkpoint(cluster: Cluster) -> None:
     b.append(table(20))
     assert query.trigger() == {"b": [20]}
     ids = {name: cluster.stream(name).config.stream_id for name in "ab"}
+    last = {name: cluster.stream(name).commit(1).segments[0] for name in "ab"}
     assert query.at == {
         "streams": {
-            "a": {"entry": 0, "segment": 2, "stream": ids["a"]},
-            "b": {"entry": 0, "segment": 2, "stream": ids["b"]},
+            name: {
+                "entry": 0,
+                "last": {
+                    "commit": 1,
+                    "entry": last[name].first_entry,
+                    "ledger": last[name].ledger_id,
+                },
+                "segment": 2,
+                "stream": ids[name],
+            }
+            for name in "ab"
         }
     }
     a.append(table(3))

@@ -17,7 +17,7 @@ from connector.read.partitions import StreamPartition
 from connector.read.stream_source import StreamSource
 from spark_ledger.errors import ConfigurationError, DataLossError
 from spark_ledger.types import Dlsn
-from tests.unit.connector.fakes import FakeStream
+from tests.unit.connector.fakes import At, FakeStream
 
 
 class Clock:
@@ -34,7 +34,7 @@ def source(stream: FakeStream, *, clock: Clock | None = None, **options: str) ->
 
 
 def offset(segment: int, entry: int = 0, stream: str = "fake", **slot: int) -> OffsetJson:
-    return {"entry": entry, "segment": segment, **slot, "stream": stream}
+    return At({"entry": entry, "segment": segment, **slot, "stream": stream})
 
 
 def planned(
@@ -371,7 +371,7 @@ def test_option_position_with_stream_id_must_be_of_this_stream(stream: FakeStrea
     ours = '{"entry": 2, "segment": 0, "stream": "fake"}'
     former = ours.replace("fake", "x")
     bounded = source(stream, startingPosition=ours, endingPosition=ours)
-    assert bounded.initial_offset() == bounded.final_offset() == offset(0, 2)
+    assert bounded.initial_offset() == offset(0, 2) == bounded.final_offset()
     with pytest.raises(ConfigurationError, match="startingPosition: the position is one of the st"):
         source(stream, startingPosition=former).initial_offset()
     with pytest.raises(ConfigurationError, match="endingPosition: the position is one of the str"):

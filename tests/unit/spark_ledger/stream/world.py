@@ -74,6 +74,27 @@ def another(
     return other, StreamCatalog(other)
 
 
+class Backup:
+    """A backup of the metadata."""
+
+    def __init__(self, ledgers: FakeLedgers) -> None:
+        self._tree = ledgers.store.tree
+        with self._tree.lock:
+            self._take()
+
+    def _take(self) -> None:
+        self._nodes = dict(self._tree._nodes)
+        self._children = {path: set(names) for path, names in self._tree._children.items()}
+
+    def restore(self, *connected: FakeLedgers) -> None:
+        """ZooKeeper comes back with it, and these connect again. It does not show otherwise."""
+        with self._tree.lock:
+            self._tree._nodes = dict(self._nodes)
+            self._tree._children = {path: set(names) for path, names in self._children.items()}
+        for each in connected:
+            each.store.reconnect()
+
+
 class Faults:
     """An ``interpose`` that makes the n-th transactions (counted from 1) go wrong as listed."""
 

@@ -162,7 +162,7 @@ def test_wait_head_changed_during_read_returns_at_once() -> None:
     async def scenario() -> None:
         ledgers = FakeLedgers()
         stream = await StreamCatalog(ledgers).create("s", SCHEMA)
-        watch = HeadWatch(stream._nodes, stream.config.stream_id)
+        watch = HeadWatch(stream._nodes, stream.config.stream_id, stream._log.history)
         inner = stream._nodes.head
 
         async def overtaken(*, latest: bool = False) -> Versioned[Head]:
