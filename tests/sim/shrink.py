@@ -95,6 +95,7 @@ def _changes(options: Options) -> Iterator[tuple[str, dict[str, Any]]]:
         ("rot", ""),
         ("loses_newest", False),
         ("copies", False),
+        ("sessions_last", False),
         ("restores", False),
         ("empties", False),
         ("late_writes", False),
