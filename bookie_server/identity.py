@@ -99,6 +99,8 @@ class Identity:
         """The start that was claimed; None on a full disk that never noted one."""
         self._noted: BookieCookie | None = None
         """The cluster's cookie as this start left it; None if it could not note itself."""
+        self.is_restore_accepted = False
+        """An operator has run ``ledger cluster restored`` since the store told of a restore."""
 
     async def check(self) -> None:
         """Check that these directories may serve, before anything in them is changed.
@@ -278,6 +280,7 @@ class Identity:
                 verdict = standing(self.start, known)
                 if node is not None and known.accepts_newer and verdict is not Standing.REPLACED:
                     await self._note_again(node.version)
+                    self.is_restore_accepted = bool(self._store.restored)
                     continue
             except (RetryableError, ConflictError, OutcomeUnknownError):
                 await asyncio.sleep(REGISTER_RETRY_DELAY_S)
@@ -303,6 +306,7 @@ class Identity:
                     self._bookie_id,
                 )
             was_older = is_older
+            self.is_restore_accepted = self.is_restore_accepted and not is_older
 
     async def _look(self) -> Versioned[BookieCookie] | None:
         try:

@@ -39,7 +39,17 @@ class Holder(Protocol):
 class Refetch:
     """Belongs to the service thread; disks are asked in threads of their own."""
 
-    def __init__(self, bookie: Holder, store: MetadataStore, bookie_id: BookieId) -> None:
+    def __init__(
+        self,
+        bookie: Holder,
+        store: MetadataStore,
+        bookie_id: BookieId,
+        *,
+        is_accepted: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """``is_accepted``: whether an operator has said, since the metadata were restored, that the
+        cluster goes on with them."""
+        self._is_accepted = is_accepted
         self._bookie = bookie
         self._store = store
         self._bookie_id = bookie_id
@@ -69,7 +79,7 @@ class Refetch:
 
         Raises what the metadata store raises, and OSError or CorruptionError of the disk.
         """
-        if self._store.restored:
+        if self._store.restored and not self._is_accepted():
             return  # it may have forgotten ledgers, and which bookies hold them
         lacking = self._bookie.lacking.ledgers()
         behind = [each for each in lacking if each > self._asked_to] or lacking

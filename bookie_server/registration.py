@@ -134,13 +134,15 @@ async def _take_name(cookie: BookieCookie, store: MetadataStore) -> tuple[bool, 
     except ConflictError as error:
         node = await store.get_latest(cookie_path(bookie_id))
         known = decode_cookie(bookie_id, node.value)
-        here = msgspec.structs.replace(cookie, incarnation=known.incarnation)
-        if known != here:
+        # Of a name without a bookie `ledger cluster restored` knows no more than of others.
+        marked = msgspec.structs.replace(cookie, accepts_newer=known.accepts_newer)
+        if known != msgspec.structs.replace(marked, incarnation=known.incarnation):
             raise ConfigurationError(
                 f"bookie id {bookie_id!r} is taken in this cluster: choose another bookie_id, or "
                 f"if that bookie's disks are lost, run `ledger bookies decommission {bookie_id}` "
                 "first"
             ) from error
+        data = encode_cookie(marked)
         return False, await store.put(cookie_path(bookie_id), data, node.version)
     return True, 0
 

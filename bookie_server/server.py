@@ -374,7 +374,12 @@ class BookieServer:
 
     def _refetch(self, closing: AsyncExitStack, store: MetadataStore) -> None:
         """Have repair bring back what is damaged here, until the stop begins."""
-        refetch = Refetch(self._bookie, store, BookieId(self._cookie.bookie_id))
+        refetch = Refetch(
+            self._bookie,
+            store,
+            BookieId(self._cookie.bookie_id),
+            is_accepted=lambda: self._identity.is_restore_accepted,
+        )
         refetch.start()
         closing.push_async_callback(refetch.stop)
 

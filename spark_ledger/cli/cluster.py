@@ -71,6 +71,11 @@ def restored(settings: Settings, yes: bool, without: tuple[str, ...]) -> None:
         f"\n{done.ledgers_in_metadata} ledgers in the metadata; the next ledger id is "
         f"{done.next_ledger_id} (was {done.next_ledger_id_before})"
     )
+    for bookie_id in done.without_cookie:
+        click.echo(
+            f"\n{bookie_id} was formatted after the backup: it serves, and cannot start again. "
+            "Stop it, run `ledger bookie relocate --config FILE` there, and start it"
+        )
 
 
 @group.command()

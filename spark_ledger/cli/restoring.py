@@ -4,6 +4,8 @@ The counter of ledger ids went back, so ids would be given again under which boo
 of ledgers that the metadata no longer know. No data would be mixed (rule P20): the bookies would
 refuse the new ledgers. And bookies that have started since refuse to start: they know more than
 the cluster does. Both are mended by asking the bookies, which have lost nothing.
+
+A bookie that was formatted since the backup is not in it, and runs on: it is asked too, and named.
 """
 
 from __future__ import annotations
@@ -23,12 +25,14 @@ from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.cookies import accept_newer_starts
 from spark_ledger.metadata.ledger_ids import next_counted, raise_counter
 from spark_ledger.metadata.ledgers import LedgerStore
+from spark_ledger.repair.nodes import leaving
 from spark_ledger.transport.base import Transport
-from spark_ledger.types import BookieId
+from spark_ledger.types import BookieId, BookieState
 
 
 class Restored(NamedTuple):
-    """What was found and done. ``next_ids``: each bookie's next ledger id."""
+    """What was found and done. ``next_ids``: each bookie's next ledger id. ``without_cookie``: who
+    serves, and is not in the backup."""
 
     next_ledger_id_before: int
     next_ledger_id: int
@@ -36,6 +40,7 @@ class Restored(NamedTuple):
     next_ids: Mapping[BookieId, int]
     without: Sequence[BookieId]
     may_start: Sequence[BookieId]
+    without_cookie: Sequence[BookieId] = ()
 
 
 async def accept_restored(
@@ -47,7 +52,12 @@ async def accept_restored(
     does not answer, or says what cannot be; bookies may start from then on, and the ids are as they
     were.
     """
-    members = await BookieRegistry(store).list_cookies()
+    registry = BookieRegistry(store)
+    registered = {each for state in BookieState for each in (await registry.names(state)).value}
+    members = await registry.list_cookies()
+    # One that was decommissioned, and not stopped yet, is to have none.
+    without_cookie = sorted(registered - set(members) - await leaving(store))
+    members = sorted({*members, *without_cookie})
     unknown = sorted(set(without) - set(members))
     if unknown:
         raise ConfigurationError(f"bookie {unknown[0]!r} is not part of this cluster")
@@ -67,7 +77,8 @@ async def accept_restored(
     _check(next_ids, max(named, await next_counted(store)))
     highest = max([*answers, named])
     before, now = await raise_counter(store, highest + RESTORED_IDS_SKIPPED)
-    return Restored(before, now, len(ledgers), next_ids, sorted(map(BookieId, without)), may_start)
+    left_out = sorted(map(BookieId, without))
+    return Restored(before, now, len(ledgers), next_ids, left_out, may_start, without_cookie)
 
 
 def _check(next_ids: Mapping[BookieId, int], known: int) -> None:

@@ -53,9 +53,11 @@ class Owner:
         self._path = owner_path(self._node.owner)
         self._is_announced = False
         self._lock = asyncio.Lock()
-        self._watch: Watch | None = None
+        self._watches: list[Watch] = []
         self._task: asyncio.Task[None] | None = None
         self._sessions_lost = 0
+        self._signs = 0
+        """Counts what says that the node may be gone."""
 
     async def announce(self) -> str:
         """The owner's id, once its node is there: no ledger may name an owner that never was.
@@ -64,25 +66,28 @@ class Owner:
         """
         async with self._lock:
             if not self._is_announced:
-                if self._watch is None:
-                    self._watch = self._store.on_session_lost(self._on_session_lost)
+                if not self._watches:
+                    self._watches.append(self._store.on_session_lost(self._on_session_lost))
                 unknown = 0
                 while not self._is_announced:
-                    session = self._sessions_lost
+                    made_on = self._sessions_lost, self._store.connections
                     try:
                         await self._make()
                     except OutcomeUnknownError:
                         unknown += 1
                         if unknown == METADATA_ATTEMPTS:
                             raise
-                    else:  # the node of a session that was lost meanwhile is none
-                        self._is_announced = session == self._sessions_lost
+                    else:  # one that was made before another session or connection may be none
+                        now_on = self._sessions_lost, self._store.connections
+                        self._is_announced = made_on == now_on
+                # Behind the node, whose creation says nothing new.
+                self._watches.append(self._store.watch(self._path, self._look_soon))
         return self._node.owner
 
     async def close(self) -> None:
         """Make the node no more; it goes with the session."""
-        if self._watch is not None:
-            self._watch.cancel()
+        for watch in self._watches:
+            watch.cancel()
         if self._task is not None:
             await cancel(self._task)
 
@@ -103,22 +108,35 @@ class Owner:
 
     def _on_session_lost(self) -> None:
         self._sessions_lost += 1
+        self._look_soon()
+
+    def _look_soon(self) -> None:
+        """Look once more whether the node is there, also if a look is under way."""
+        self._signs += 1
         if self._is_announced and (self._task is None or self._task.done()):
             self._task = asyncio.get_running_loop().create_task(self._make_again())
 
     async def _make_again(self) -> None:
-        made_in = -1
-        while made_in != self._sessions_lost:  # else the node of a session that was lost meanwhile
-            session = self._sessions_lost
+        """Make the node if it is not there, or is that of a session before."""
+        seen = -1
+        while seen != self._signs:
+            signs = self._signs
             try:
-                await self._make()
+                if not await self._is_there():
+                    await self._make()
             except LedgerClosedError:
                 return
             except LedgerError as error:
                 logger.warning("the owner node of this process is not there yet: %s", error)
                 await asyncio.sleep(OWNER_RETRY_DELAY_S)
             else:
-                made_in = session
+                seen = signs
+
+    async def _is_there(self) -> bool:
+        try:
+            return await self._store.is_own(self._path)
+        except NotFoundError:
+            return False
 
 
 async def is_alive(store: MetadataStore, owner: str) -> bool:

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -74,6 +75,17 @@ class AuditorConfig:
     reads_per_s: float = AUDIT_READS_PER_S
 
 
+class _Bookies(NamedTuple):
+    """The bookies at one look."""
+
+    registered: frozenset[BookieId]
+    known: frozenset[BookieId]
+    """Those that are registered or have a cookie."""
+    without_cookie: frozenset[BookieId]
+    """Those that have none and are registered, or were: in a ZooKeeper that was restored to before
+    its format a bookie runs on."""
+
+
 class Auditor:
     """One auditor over one connection. Belongs to the loop of the client."""
 
@@ -131,10 +143,10 @@ class Auditor:
         state = AuditState() if before is None else before.value
         if self._gone is None:
             self._gone = GoneOwners(10 * self._config.pass_s + 60.0, state.gone_s)
-        registered, known = await self._bookies()
+        registered, known, without_cookie = await self._bookies(state)
         now = self._clock()
         gone_s = {}
-        for bookie_id in known:
+        for bookie_id in known | without_cookie:
             if bookie_id in registered:
                 self._gone.alive(bookie_id)
             else:
@@ -145,7 +157,7 @@ class Auditor:
         self._leaving_here = told & (self._leaving_here | registered)
         audited -= self._leaving_here - registered
         found = losses(
-            known,
+            known | without_cookie,
             gone_s,
             told,
             audited,
@@ -167,7 +179,9 @@ class Auditor:
             try:
                 await self.audit(found.lost, known)
             except LedgerError:  # it may fail each time: who else is gone is seen all the same
-                await self._write(msgspec.structs.replace(state, gone_s=self._gone.saved()), before)
+                names, gone = tuple(sorted(without_cookie)), self._gone.saved()
+                seen = msgspec.structs.replace(state, gone_s=gone, without_cookie=names)
+                await self._write(seen, before)
                 raise
             audited, self._audited_at = found.lost | audited, now
             self._leaving_here &= registered
@@ -180,6 +194,7 @@ class Auditor:
         after = AuditState(
             time_ms=time.time_ns() // 1_000_000,
             gone_s=self._gone.saved(),
+            without_cookie=tuple(sorted(without_cookie - (audited - registered))),
             audited=tuple(sorted(audited)),
             audit_time_ms=audit_time_ms,
             stopped=found.stopped,
@@ -214,13 +229,14 @@ class Auditor:
             with contextlib.suppress(ConflictError, NotFoundError):
                 await write_node(self._store, COUNTS_PATH, counts, known)
 
-    async def _bookies(self) -> tuple[frozenset[BookieId], frozenset[BookieId]]:
-        """Those that are registered, and all that the cluster has had."""
+    async def _bookies(self, state: AuditState) -> _Bookies:
+        """Who is there, and who was there at looks before."""
         registered: set[BookieId] = set()
-        for state in (BookieState.WRITABLE, BookieState.READ_ONLY):
-            registered.update((await self._registry.names(state)).value)
-        known = frozenset(await self._registry.list_cookies())
-        return frozenset(registered), known | frozenset(registered)
+        for each in (BookieState.WRITABLE, BookieState.READ_ONLY):
+            registered.update((await self._registry.names(each)).value)
+        cookies = frozenset(await self._registry.list_cookies())
+        seen = frozenset(map(BookieId, state.without_cookie)) | registered
+        return _Bookies(frozenset(registered), cookies | registered, seen - cookies)
 
     # -- all ledgers -------------------------------------------------------------------------------
 

@@ -65,6 +65,9 @@ class AuditState(Node, frozen=True, kw_only=True):
     time_ms: Count = 0
     gone_s: dict[str, Seconds] = msgspec.field(default_factory=dict)
     """For how long bookies were seen to be gone."""
+    without_cookie: tuple[str, ...] = ()
+    """Bookies that have no cookie, and were registered at a look, until all ledgers were looked at
+    because they are gone: nothing else says then that they were (rule R1)."""
     audited: tuple[str, ...] = ()
     """Lost bookies for which all ledgers were looked at."""
     audit_time_ms: Count = 0

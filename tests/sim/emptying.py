@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from spark_ledger.metadata.base import Create
 from spark_ledger.metadata.cluster import CLUSTER_PATH
 from spark_ledger.metadata.codec import ClusterNode
 from spark_ledger.metadata.json_nodes import encode_node
+from spark_ledger.metadata.memory import _Node
 from tests.sim.zookeeper import Backup
 
 if TYPE_CHECKING:
     from tests.sim.world import World
 
-_NOTHING: Backup = (0, {"": (b"", 0, 0)})
+_NOTHING: Final = Backup(0, {"": _Node(b"")})
 
 
 class Emptier:

@@ -118,6 +118,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether ZooKeeper is restored from a backup."""
     overtakes: bool = False
     """Whether the tail of a stream is cut off then, until new commits have passed what it saw."""
+    sessions_last: bool = False
+    """Whether sessions that were there at the backup go on then, without what they made since."""
     empties: bool = False
     """Whether ZooKeeper comes back without its data for a while, and then with all of them."""
     late_writes: bool = False
@@ -244,6 +246,8 @@ def _with_later_options(options: Options, seed: int) -> Options:
         return _without_a_rack(options, racks.choice(["for good", "returns"]))
     if random.Random(f"empties {seed}").random() < 0.05 and not options.restores:
         options = msgspec.structs.replace(options, empties=True)
+    if random.Random(f"sessions last {seed}").random() < 0.5 and options.restores:
+        options = msgspec.structs.replace(options, sessions_last=True)
     if options.ledger_stalls:  # else the write cache is hardly ever full
         options = msgspec.structs.replace(options, write_cache_bytes=8192)
     if options.false_fences or options.lonely_tails:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from spark_ledger.cli.restoring import accept_restored
+from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import LedgerError
 from spark_ledger.runs import EntryRun
 from tests.history.final import FinalLedger
@@ -22,7 +23,7 @@ from tests.history.model import History, Operation, Phase
 from tests.history.values import verify
 from tests.history.violation import Violation
 from tests.sim.clients import Client, WriterClient
-from tests.sim.zookeeper import Backup
+from tests.sim.zookeeper import Backup, SimStore
 
 if TYPE_CHECKING:
     from tests.sim.node import BookieNode
@@ -36,6 +37,22 @@ def owner_of(frame: bytes) -> str:
     """The writer whose value a frame holds; "" for a frame of nobody's."""
     match = _OWNER.search(frame)
     return match[1].decode() if match else ""
+
+
+def owners_gone(world: World) -> list[str]:
+    """The processes that live and have made ledgers, and whose owner node is not there."""
+    peek = world.zookeeper.tree.peek
+    return [
+        client.name
+        for client in world.clients
+        for owner in (each.context.owner for each in client._connections if _is_open(each))
+        if client.process.alive and owner._is_announced and peek(owner._path) is None
+    ]
+
+
+def _is_open(client: LedgerClient) -> bool:
+    store = client.store
+    return isinstance(store, SimStore) and not store._closed
 
 
 def forget_ledgers(client: Client) -> None:
@@ -82,8 +99,9 @@ class Restorer:
         assert self._backup is not None
         # With an ensemble, or after many changes, nobody can tell it by the number of a change.
         shows = self.draw.random() < 0.6
-        zookeeper.restore(self._backup, shows=shows)
-        world.invariants.restored({path: node[0] for path, node in self._backup[1].items()})
+        last = world.options.sessions_last
+        zookeeper.restore(self._backup, shows=shows, sessions_last=last)
+        world.invariants.restored(self._backup.data())
         if self._forgetting.random() < 0.5:  # readers remember: what they read is compared
             for client in world.clients:
                 if isinstance(client, WriterClient):

@@ -42,7 +42,7 @@ from tests.sim.clients import Client, read_all
 from tests.sim.dropping import LastKeeper
 from tests.sim.nemesis import Nemesis
 from tests.sim.options import Options, options_of
-from tests.sim.restoring import check_disturbed, without
+from tests.sim.restoring import check_disturbed, owners_gone, without
 from tests.sim.streams import AppendClient, judge_stream
 from tests.sim.world import World
 
@@ -137,6 +137,7 @@ class _Run:
             self._give_back_all()
             self._collect_all()
             self._read_all()
+            self._look_for_owners()
             self._judge()
             self._close_all()
         except Deadlock as error:
@@ -199,6 +200,20 @@ class _Run:
         )
         if not done:
             world.violate("I13", "hangs", "the last recovery does not end")
+
+    def _look_for_owners(self) -> None:
+        """Check that whoever lives counts as alive: keepers end the ledgers of all others (K2)."""
+        world = self.world
+        if not owners_gone(world):
+            return
+        with suppress(Deadlock):  # nobody is about to make them
+            world.loop.run(
+                lambda: not owners_gone(world),
+                until_s=world.loop.now + HEAL_S,
+                callbacks_max=world.loop.callbacks + _CALLBACKS_MAX,
+            )
+        for name in owners_gone(world):
+            world.violate("I13", "owner gone", f"{name} lives, and its owner node is not there")
 
     async def _recover_all(self, judge: Client) -> None:
         client = await judge.connect()

@@ -96,6 +96,7 @@ def _changes(options: Options) -> Iterator[tuple[str, dict[str, Any]]]:
         ("loses_newest", False),
         ("copies", False),
         ("overtakes", False),
+        ("sessions_last", False),
         ("restores", False),
         ("empties", False),
         ("late_writes", False),

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from typing import Protocol, TypeAlias, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from spark_ledger.errors import (
     LedgerError,
@@ -34,8 +34,20 @@ R = TypeVar("R")
 _check_path = functools.lru_cache(maxsize=4096)(check_path)
 """Cached, because every schedule asks for the same few paths many times."""
 
-Backup: TypeAlias = tuple[int, dict[str, tuple[bytes, int, int]]]
-"""The number of the last change, and the nodes that are not ephemeral: data, version, changes."""
+
+class Backup(NamedTuple):
+    """Everything that a restore may bring back."""
+
+    zxid: int
+    """The number of the last change."""
+    nodes: dict[str, _Node]
+    next_session: int = 0
+    """Sessions with lower numbers were there."""
+
+    def data(self) -> dict[str, bytes]:
+        """What it says, but for ephemeral nodes."""
+        return {path: node.data for path, node in self.nodes.items() if node.owner is None}
+
 
 _HISTORY_MAX = 4
 _ADDRESS = ZooKeeperAddress("simulated:2181", "/ledger")
@@ -78,28 +90,25 @@ class SimTree(MemoryTree):
                     pass
 
     def back_up(self) -> Backup:
-        """Everything that a restore brings back."""
-        nodes = {
-            path: (node.data, node.version, node.changes)
-            for path, node in self._nodes.items()
-            if node.owner is None
-        }
-        return self.zxid, nodes
+        """Everything that a restore may bring back."""
+        return Backup(self.zxid, dict(self._nodes), self._next_session)
 
-    def restore(self, backup: Backup) -> None:
-        """Be as the backup was: numbers and versions are given again, sessions are gone."""
-        self.zxid, nodes = backup
+    def restore(self, backup: Backup, sessions: Collection[int] = ()) -> None:
+        """Be as the backup was: numbers and versions are given again. ``sessions`` go on, with the
+        ephemeral nodes that they had then; all others are gone."""
+        self.zxid = backup.zxid
         self.past.clear()
         self._nodes = {
-            path: _Node(data, version, None, changes)
-            for path, (data, version, changes) in nodes.items()
+            path: node
+            for path, node in backup.nodes.items()
+            if node.owner is None or node.owner in sessions
         }
-        self._children = {path: set() for path in nodes}
-        for path, (data, version, _) in nodes.items():
+        self._children = {path: set() for path in self._nodes}
+        for path, node in self._nodes.items():
             if path:
                 above, _, name = path.rpartition("/")
                 self._children[above].add(name)
-            self.past[path] = [(self.zxid, Versioned(data, version))]
+            self.past[path] = [(self.zxid, Versioned(node.data, node.version))]
 
     def peek(self, path: str) -> Versioned[bytes] | None:
         """A node as it is now, without a request; None if it is not there."""
@@ -207,17 +216,27 @@ class SimStore(MemoryMetadataStore):
     def expire(self) -> None:
         self.tree.end_session(self._session)
         self._session = self.tree.new_session_id()
-        self.seen = self.changes.zxid
-        self._connections += 1
         for subscription in list(self._lost):
             subscription.notify()
+        self.reconnect()
+
+    def reconnect(self) -> None:
+        self.seen = self.changes.zxid
+        self._connections += 1
         self.notify_watches()
 
-    def come_back(self, *, shows: bool) -> None:
-        """Connect to a store that was restored: see whether it shows, with a new session."""
-        if shows and self.seen > self.changes.zxid:
+    def come_back(self, *, shows: bool, goes_on: bool = False) -> None:
+        """Connect to a store that was restored: see whether it shows, with a new session, or with
+        the one that was in the backup, of which no server knows that it is older than its client.
+        """
+        refused = shows and self.seen > self.changes.zxid
+        if refused:
             self._went_back = "ZooKeeper was restored from a backup"
         self.zookeeper.returning.discard(self.process.name)
+        if goes_on and not refused:
+            self.world.counts["sessions that were in a backup"] += 1
+            self.reconnect()
+            return
         if self._identity.is_known:  # as each new session of the store over ZooKeeper does
             self._look_whose_it_is()
         self.expire()
@@ -291,15 +310,15 @@ class SimStore(MemoryMetadataStore):
         return act()
 
     async def _write(self, name: str, path: str, act: Callable[[], None]) -> None:
-        session = self._session
+        connection = self._connections
         await self._reach(name, path)
         if self.zookeeper.is_late():
             await self._arrive_late(name, path, act)
         else:
             await asyncio.sleep(self._delay())
         self._check_open(name, path)
-        if session != self._session and name in ("put", "transaction"):
-            raise OutcomeUnknownError(f"metadata {name} of {path!r}: the session was lost")
+        if connection != self._connections and name in ("put", "transaction"):
+            raise OutcomeUnknownError(f"metadata {name} of {path!r}: the connection was lost")
         error: LedgerError | None = None
         if self.zookeeper.strikes(1.0):
             error = await self._strike(name, path, act)
@@ -310,7 +329,7 @@ class SimStore(MemoryMetadataStore):
                 self.seen = self.changes.zxid
             self.world.say(f"{self.process} -> zookeeper: {name} {path}")
         await asyncio.sleep(self._delay())
-        if session != self._session and name in ("put", "transaction"):
+        if connection != self._connections and name in ("put", "transaction"):
             raise OutcomeUnknownError(f"metadata {name} of {path!r}: its reply was lost")
         if error is not None:
             raise error
@@ -424,17 +443,23 @@ class SimZookeeper:
         name = process.name
         return self.down or self.restoring or name in self.cut_off or name in self.returning
 
-    def restore(self, backup: Backup, *, shows: bool) -> None:
-        """Come back as the backup was. ``shows``: clients can tell it by the last change."""
-        self.tree.restore(backup)
+    def restore(self, backup: Backup, *, shows: bool, sessions_last: bool = False) -> None:
+        """Come back as the backup was. ``shows``: clients can tell it by the last change.
+        ``sessions_last``: those that were there go on, without what they have made since."""
+        living = [store for store in self.stores.values() if store.process.alive]
+        lasting = {
+            store.session
+            for store in living
+            if sessions_last and store.session < backup.next_session
+        }
+        self.tree.restore(backup, lasting)
         self.restoring = False
-        for name, store in self.stores.items():
-            if store.process.alive:
-                self.returning.add(name)
-                delay_s = self.draw.choice([3.0, 100.0]) * self.world.delay()
-                self.world.loop.later(
-                    delay_s, store.process, functools.partial(store.come_back, shows=shows)
-                )
+        for store in living:
+            self.returning.add(store.process.name)
+            delay_s = self.draw.choice([3.0, 100.0]) * self.world.delay()
+            goes_on = store.session in lasting
+            back = functools.partial(store.come_back, shows=shows, goes_on=goes_on)
+            self.world.loop.later(delay_s, store.process, back)
 
     def strikes(self, weight: float) -> bool:
         """Whether this request fails."""

@@ -22,7 +22,12 @@ from bookie_server.storage.fs.posix_fs import PosixFileSystem
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import BookieRegistry
-from spark_ledger.metadata.cookies import cookie_path, decode_cookie, encode_cookie
+from spark_ledger.metadata.cookies import (
+    accept_newer_starts,
+    cookie_path,
+    decode_cookie,
+    encode_cookie,
+)
 from spark_ledger.metadata.memory import Fault, MemoryTree, Outcome
 from spark_ledger.types import BookieId
 from tests.unit.bookie_server.test_registration import config_in
@@ -126,6 +131,28 @@ def test_start_ends_a_format_that_was_killed_behind_its_directories(tmp_path: Pa
             await format_new(config, store)
         await check_identity(cookie, store)
         assert not decode_cookie(B1, (await store.get(cookie_path(B1))).value).is_forming
+
+    asyncio.run(main())
+
+
+def test_format_that_was_killed_is_gone_on_with_behind_a_restored_zookeeper(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`ledger cluster restored` had marked the name as one that may know more than the cluster."""
+
+    async def main() -> None:
+        config, tree = config_in(tmp_path), MemoryTree()
+        store = tree.open_session()
+        with monkeypatch.context() as patched, contextlib.suppress(KilledError):
+            await format_new(config, Life(patched, tree, 15).store)
+        assert await accept_newer_starts(store) == [B1]
+        with monkeypatch.context() as patched, contextlib.suppress(KilledError):
+            await format_new(config, Life(patched, tree, 15).store)
+        known = decode_cookie(B1, (await store.get(cookie_path(B1))).value)
+        assert known.is_forming and known.accepts_newer, "until the format has ended"
+        await start(config, store)
+        known, _ = await check_identity(local_cookie(config), store)
+        assert known.start is not None and not known.is_forming and not known.accepts_newer
 
     asyncio.run(main())
 

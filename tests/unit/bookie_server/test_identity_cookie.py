@@ -12,7 +12,7 @@ from bookie_server.identity import Identity
 from spark_ledger.errors import ConfigurationError, ConflictError, OutcomeUnknownError
 from spark_ledger.metadata.base import Put
 from spark_ledger.metadata.cookies import accept_newer_starts, cookie_path, encode_cookie
-from spark_ledger.metadata.memory import Fault, Outcome
+from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
 from spark_ledger.types import BookieStart
 from tests.unit.bookie_server.test_identity import DIRECTORIES, B, World, in_world
 from tests.unit.spark_ledger.metadata.late_replies import LateReplies, once
@@ -126,6 +126,43 @@ async def test_start_that_could_not_be_noted_is_not_noted_again(world: World) ->
     assert await accept_newer_starts(world.tree.open_session()) == [B]
     await asyncio.sleep(0.01)
     assert world.known().accepts_newer
+    await running.close()
+
+
+@in_world
+async def test_restore_is_accepted_by_the_command_until_the_cluster_is_older_once_more(
+    world: World,
+) -> None:
+    first = await world.start()
+    older = encode_cookie(world.known())
+    running = await world.start()
+    assert first.start != running.start
+    store, path = world.tree.open_session(), cookie_path(B)
+    running.watch(lambda reason: None)
+
+    async def restore_and_accept() -> None:
+        await store.put(path, older, world.tree.get(path).version)
+        await asyncio.sleep(0.01)
+        assert not running.is_restore_accepted
+        assert await accept_newer_starts(store) == [B]
+        await asyncio.sleep(0.05)
+        assert world.known().start == running.start
+
+    await restore_and_accept()
+    assert not running.is_restore_accepted, "the store has told of none, and may tell of another"
+
+    class Restored(MemoryMetadataStore):
+        @property
+        def restored(self) -> str:
+            return "went back"
+
+    running._store.__class__ = Restored
+    for _ in range(2):
+        await restore_and_accept()
+        assert running.is_restore_accepted
+        running._store.reconnect()
+        await asyncio.sleep(0.01)
+        assert running.is_restore_accepted, "the same metadata on another connection"
     await running.close()
 
 

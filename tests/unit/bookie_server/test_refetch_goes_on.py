@@ -130,6 +130,22 @@ def test_metadata_that_were_restored_decide_nothing() -> None:
     asyncio.run(main())
 
 
+def test_metadata_that_were_restored_count_once_they_are_accepted() -> None:
+    """Nothing that is damaged came back before the bookie was started again."""
+
+    async def main() -> None:
+        tree, accepted = MemoryTree(), False
+        await made(tree, range(2))
+        looks = Refetch(Holder(range(2)), Restored(tree), ME, is_accepted=lambda: accepted)
+        await looks.look()
+        assert await marked_in(tree) == {}
+        accepted = True
+        await looks.look()
+        assert await marked_in(tree) == {0: 1, 1: 1}
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("error", [OSError(5, "disk"), CorruptionError("index"), None])
 def test_look_that_fails_is_followed_by_another(
     error: Exception | None, monkeypatch: pytest.MonkeyPatch

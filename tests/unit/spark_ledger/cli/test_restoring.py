@@ -13,8 +13,8 @@ from spark_ledger.cli.restoring import Restored, accept_restored
 from spark_ledger.errors import BookieUnavailableError, ConfigurationError
 from spark_ledger.limits.metadata import LEDGER_ID_END, RESTORED_IDS_MAX
 from spark_ledger.limits.metadata import RESTORED_IDS_SKIPPED as SKIPPED
-from spark_ledger.metadata.bookies import COOKIES_PATH
-from spark_ledger.metadata.cookies import BookieCookie, decode_cookie, encode_cookie
+from spark_ledger.metadata.bookies import BOOKIES_PATH, COOKIES_PATH
+from spark_ledger.metadata.cookies import BookieCookie, decode_cookie, encode_cookie, leaving_path
 from spark_ledger.metadata.ledger_ids import LedgerIds, next_counted, raise_counter
 from spark_ledger.metadata.ledgers import LedgerStore
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, MemoryTree, Outcome
@@ -93,6 +93,37 @@ def test_bookie_that_does_not_say_is_named_and_may_start(bookies: Bookies) -> No
             await accept(store, bookies, "c")
         done = await accept(store, bookies, "b")
         assert done.without == ["b"] and done.next_ledger_id == 5 + SKIPPED
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("state", ["writable", "readonly"])
+def test_bookie_that_serves_and_is_not_in_the_backup_is_asked_and_named(state: str) -> None:
+    """It was formatted since. Nobody was told before its next start, which is refused."""
+
+    async def main() -> None:
+        store = await cluster("a", "d")
+        for name in ("a", "c"):
+            await store.create(f"{BOOKIES_PATH}/{state}/{name}", b"", ephemeral=True)
+        with pytest.raises(BookieUnavailableError, match=r"^c did not say"):
+            await accept(store, Bookies(a=5, d=6))
+        done = await accept(store, Bookies(a=5, d=6), "c")
+        assert done.without_cookie == ["c"] and done.without == ["c"]
+        done = await accept(store, Bookies(a=5, c=9, d=6))
+        assert done.next_ids == {"a": 5, "c": 9, "d": 6}
+        assert done.next_ledger_id == 9 + SKIPPED
+        assert done.without_cookie == ["c"] and done.may_start == ["a", "d"]
+
+    asyncio.run(main())
+
+
+def test_bookie_that_was_decommissioned_and_runs_is_neither_asked_nor_named() -> None:
+    async def main() -> None:
+        store = await cluster("a")
+        await store.create(f"{BOOKIES_PATH}/readonly/b", b"", ephemeral=True)
+        await store.create(leaving_path(BookieId("b")), b"")
+        done = await accept(store, Bookies(a=5))
+        assert done.next_ids == {"a": 5} and done.without_cookie == []
 
     asyncio.run(main())
 

@@ -351,7 +351,7 @@ def test_usage(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_restored(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = Restored(5, 1_005, 7, {B0: 3, B1: 4}, [B2], [B1, B2])
+    done = Restored(5, 1_005, 7, {B0: 3, B1: 4}, [B2], [B1, B2], [B0])
     asked: list[tuple[str, ...]] = []
 
     def after(_uri: str, without: tuple[str, ...]) -> Restored:

@@ -1,4 +1,5 @@
-"""Owner: one node per connection, made before the first ledger and again after a lost session."""
+"""Owner: one node per connection, made before the first ledger, and again after a lost session and
+behind a ZooKeeper that was restored from a backup."""
 
 from __future__ import annotations
 
@@ -116,6 +117,26 @@ def test_owner_whose_old_node_is_still_there_waits_until_it_is_its_own() -> None
         await owner.close()
 
     asyncio.run(main())
+
+
+def test_owner_that_is_new_waits_for_the_node_of_a_session_before() -> None:
+    """That session made it, and was lost before the reply was there."""
+
+    async def main() -> None:
+        tree = MemoryTree()
+        store, old = tree.open_session(), tree.open_session()
+        owner = Owner(store)
+        path = owner_path(owner._node.owner)
+        await old.create(path, b"{}", ephemeral=True)
+        announcing = asyncio.ensure_future(owner.announce())
+        await asyncio.sleep(3 * OWNER_RETRY_DELAY_S)
+        assert not announcing.done()
+        await old.close()
+        await announcing
+        assert await store.is_own(path)
+        await owner.close()
+
+    run_in_virtual_time(main())
 
 
 def test_owner_with_a_lost_reply_is_announced_all_the_same() -> None:
@@ -263,3 +284,128 @@ def test_owner_that_cannot_be_made_again_is_tried_behind_a_pause() -> None:
         await owner.close()
 
     run_in_virtual_time(main())
+
+
+def writes_of(store: MemoryMetadataStore) -> list[str]:
+    """What is asked of the store from now on, but for reads."""
+    writes: list[str] = []
+
+    def interpose(name: str, _path: str) -> Fault:
+        if name in ("create", "delete", "put"):
+            writes.append(name)
+        return Fault()
+
+    store.interpose = interpose
+    return writes
+
+
+def test_owner_whose_node_is_not_in_a_restored_backup_is_there_again_behind_the_reconnect() -> None:
+    """The session is in the backup and goes on, so it is not lost, and the node was made since."""
+
+    async def main() -> None:
+        tree = MemoryTree()
+        store, other = tree.open_session(), tree.open_session()
+        owner = Owner(store)
+        name = await owner.announce()
+        for _ in range(2):
+            await other.delete(owner_path(name))  # as the restore does
+            store.reconnect()
+            await until_alive(other, name)
+        assert await store.is_own(owner_path(name))
+        await owner.close()
+        await other.delete(owner_path(name))
+        store.reconnect()
+        await asyncio.sleep(0.05)
+        assert not await is_alive(other, name), "who is closed announces nothing"
+
+    asyncio.run(main())
+
+
+def test_owner_whose_node_is_missing_while_the_store_is_away_is_made_once_it_answers() -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        store, other = tree.open_session(), tree.open_session()
+        owner = Owner(store)
+        name = await owner.announce()
+        await other.delete(owner_path(name))
+        store.interpose = lambda *_: Fault(Outcome.UNAVAILABLE)
+        store.reconnect()
+        await asyncio.sleep(5 * OWNER_RETRY_DELAY_S)
+        store.interpose = None
+        await asyncio.sleep(2 * OWNER_RETRY_DELAY_S)
+        assert await is_alive(other, name)
+        await owner.close()
+
+    run_in_virtual_time(main())
+
+
+def test_owner_whose_node_is_there_writes_nothing_behind_a_reconnect() -> None:
+    async def main() -> None:
+        store = MemoryTree().open_session()
+        owner = Owner(store)
+        await owner.announce()
+        writes = writes_of(store)
+        for _ in range(3):
+            store.reconnect()
+            await asyncio.sleep(0.01)
+        assert writes == []
+        store.expire()
+        await asyncio.sleep(0.05)
+        assert writes == ["create"], "after a lost session it is made once"
+        await owner.close()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
+
+
+def test_owner_whose_connection_breaks_while_it_is_made_looks_whether_it_is_there() -> None:
+    """The reply was there already when the store went back to a backup without the node."""
+
+    async def main() -> None:
+        tree = MemoryTree()
+        store, other = tree.open_session(), tree.open_session()
+        owner, create = Owner(store), store.create
+        restores = 1
+
+        async def create_and_restore(path: str, *args: Any, **kwargs: Any) -> None:
+            nonlocal restores
+            await create(path, *args, **kwargs)
+            if restores:
+                restores -= 1
+                await other.delete(path)
+                store.reconnect()
+
+        store.create = create_and_restore  # type: ignore[method-assign]
+        assert await is_alive(other, await owner.announce())
+        await owner.close()
+
+    asyncio.run(main())
+
+
+def test_owner_whose_node_goes_while_it_is_looked_for_is_looked_for_again() -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        store, other = tree.open_session(), tree.open_session()
+        owner, is_own = Owner(store), store.is_own
+        name = await owner.announce()
+        looks = 0
+
+        async def goes(path: str) -> bool:
+            nonlocal looks
+            found = await is_own(path)
+            looks += 1
+            if looks == 1:
+                await other.delete(path)
+                await asyncio.sleep(0.01)  # the notice is here before the answer
+            return found
+
+        store.is_own = goes  # type: ignore[method-assign]
+        store.reconnect()
+        await until_alive(other, name)
+        await asyncio.sleep(0.02)
+        looked = looks
+        await asyncio.sleep(0.02)
+        assert looks == looked, "then it is there, and nobody looks any more"
+        await owner.close()
+
+    asyncio.run(main())

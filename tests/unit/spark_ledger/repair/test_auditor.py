@@ -9,13 +9,16 @@ from typing import Any, NoReturn
 import pytest
 
 from spark_ledger.errors import MetadataUnavailableError
+from spark_ledger.metadata.bookies import BookieRegistry
+from spark_ledger.metadata.cookies import leaving_path
 from spark_ledger.metadata.json_nodes import read_node
 from spark_ledger.metadata.unsettled import id_path
 from spark_ledger.repair.auditor import Auditor
 from spark_ledger.repair.nodes import STATE_PATH, AuditState, mark_root
-from spark_ledger.types import BookieId
+from spark_ledger.types import BookieId, BookieInfo
 from tests.unit.spark_ledger.client.world import World, run_virtually
 from tests.unit.spark_ledger.keeper.world import Clock
+from tests.unit.spark_ledger.repair.test_worker import names
 from tests.unit.spark_ledger.repair.world import AUDIT, crew, give_cookies, lacking, lose, marked
 
 
@@ -172,3 +175,96 @@ def test_audit_of_each_day_is_made_though_no_auditor_lives_for_a_day() -> None:
         assert audits == [wall - hour]
 
     run_virtually(test, bookies=3)
+
+
+@pytest.mark.leaves_open("bookies that count as used", reason="some do, so that they come last")
+@pytest.mark.parametrize("auditor_dies", [False, True])
+def test_bookie_without_cookie_that_goes_is_lost_like_any_other(auditor_dies: bool) -> None:
+    """It was formatted behind the backup from which ZooKeeper was restored, and ran on."""
+
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        client, cared = await world.client(), await crew(world)
+        name = BookieId("b0")
+        await BookieRegistry(client.store).delete_cookie(name)
+        client.context.use([BookieId(f"b{number}") for number in range(1, 5)], +1)
+        writer = await client.create_ledger()
+        await writer.append(b"x")
+        await writer.close()
+        assert name in await names(client, writer.ledger_id)
+        await cared.passes(20)
+        await lose(world, name)
+        if auditor_dies:  # it ran beside that bookie
+            cared = await crew(world)
+        await cared.passes(AUDIT.lost_bookie_delay_s - 10)
+        assert await marked(world) == {} and name in await names(client, writer.ledger_id)
+        await cared.passes(40)
+        assert await lacking(world, client, writer.ledger_id) == []
+        assert name not in await names(client, writer.ledger_id)
+        state = await read_node(client.store, AuditState, STATE_PATH)
+        assert state is not None and not state.value.gone_s and not state.value.without_cookie
+
+    run_virtually(test, bookies=5)
+
+
+def test_bookie_without_cookie_that_comes_back_is_not_lost() -> None:
+    """Its session had ended, and it registers itself again."""
+
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        client, cared = await world.client(), await crew(world)
+        name = BookieId("b0")
+        await BookieRegistry(client.store).delete_cookie(name)
+        await cared.passes(20)
+        for _ in range(2):
+            await world._registries[name].deregister()
+            await cared.passes(AUDIT.lost_bookie_delay_s - 20)
+            await world._registries[name].register(BookieInfo(name, f"memory:{name}"))
+            await cared.passes(20)
+        assert not (await cared.auditor.run_pass()).lost
+        state = await read_node(client.store, AuditState, STATE_PATH)
+        assert state is not None and state.value.audited == () and not state.value.gone_s
+
+    run_virtually(test, bookies=5)
+
+
+def test_bookie_without_cookie_is_remembered_though_each_audit_fails() -> None:
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        client, cared = await world.client(), await crew(world)
+
+        async def away(*_arguments: object) -> NoReturn:
+            raise MetadataUnavailableError("away")
+
+        async def fail(seconds: float) -> None:
+            for _ in range(round(seconds / 10)):
+                cared.clock.now += 10.0
+                with pytest.raises(MetadataUnavailableError):
+                    await cared.auditor.run_pass()
+
+        cared.auditor.audit = away  # type: ignore[method-assign, assignment]
+        await lose(world, "b1")
+        await cared.passes(AUDIT.lost_bookie_delay_s)
+        await BookieRegistry(client.store).delete_cookie(BookieId("b0"))
+        await fail(20)
+        await lose(world, "b0")
+        await fail(40)
+        state = await read_node(client.store, AuditState, STATE_PATH)
+        assert state is not None and state.value.gone_s["b0"] == 30.0
+
+    run_virtually(test, bookies=5)
+
+
+def test_bookie_that_was_decommissioned_and_stops_is_not_counted_as_gone() -> None:
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        client, cared = await world.client(), await crew(world)
+        await client.store.create(leaving_path(BookieId("b0")), b"")
+        await BookieRegistry(client.store).delete_cookie(BookieId("b0"))
+        await cared.passes(20)
+        await lose(world, "b0")
+        await cared.passes(20)
+        state = await read_node(client.store, AuditState, STATE_PATH)
+        assert state is not None and not state.value.gone_s and not state.value.without_cookie
+
+    run_virtually(test, bookies=5)
