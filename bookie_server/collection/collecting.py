@@ -63,9 +63,13 @@ class Holder(Protocol):
         """Forget these ledgers, durably (rule G7); the bytes that they had. ``named``: they are
         named elsewhere, and one of which anything is in memory only stays (rule G9)."""
 
+    def flush(self) -> None:
+        """Store what is in memory only, and move the marks behind it."""
+
     @property
     def giving_back(self) -> GivingBack:
-        """Those of which nothing is vouched for. On the loop of the metadata store."""
+        """Those of which nothing is vouched for, and nothing taken. On the loop of the metadata
+        store."""
 
     def next_ledger_id(self) -> int:
         """An id above all ledgers that were heard of here."""
@@ -153,9 +157,11 @@ class Pass:
         if self._dry_run or not (self._candidates or self._elsewhere):
             return
         await self._sleep(self._config.pause_s)
-        for batch in _parts(self._candidates, self._config.batch):
-            await self._delete(batch)
-            await self._sleep(len(batch) / self._config.deletes_per_s)
+        for kind in (Seen.ABSENT, Seen.OTHER):
+            of_kind = [each for each in self._candidates if each.first is kind]
+            for batch in _parts(of_kind, self._config.batch):
+                await self._delete(batch, is_given_again=kind is Seen.OTHER)
+                await self._sleep(len(batch) / self._config.deletes_per_s)
         failed: OSError | CorruptionError | None = None
         for held in _parts(self._elsewhere, METADATA_READS_IN_FLIGHT_MAX):
             try:
@@ -218,12 +224,28 @@ class Pass:
 
     # -- the second look ---------------------------------------------------------------------------
 
-    async def _delete(self, batch: Sequence[_Candidate]) -> None:
-        """Look once more at each of the candidates, and delete them."""
+    async def _delete(self, batch: Sequence[_Candidate], *, is_given_again: bool) -> None:
+        """Look once more at each of the candidates, and delete them. ``is_given_again``: the
+        metadata have others of their ids, and let the bookie take these once the record of the
+        lost one is gone."""
         reason = self._why_not()
         if reason:
             raise PassAbortedError(Cause.DISK, reason)
         await self._prove()
+        ledger_ids = [each.held.ledger_id for each in batch]
+
+        def delete() -> int:
+            if is_given_again:  # else a replay brings the lost one to the new one's record
+                self._holder.flush()
+            return self._holder.delete_ledgers(ledger_ids)
+
+        with self._holder.giving_back.going(ledger_ids if is_given_again else ()):
+            await self._look_again(batch)
+            freed = await on_disk(self._run_on_disk, delete)
+        self.found.deleted += len(batch)
+        self.found.freed_bytes += freed
+
+    async def _look_again(self, batch: Sequence[_Candidate]) -> None:
         looks = await self._look_at([each.held for each in batch])
         for (held, first), second in zip(batch, looks, strict=True):
             if not is_garbage(first, second):
@@ -233,10 +255,6 @@ class Pass:
                     f"{second.value} at the second: what ZooKeeper lists cannot be relied on",
                 )
         self._refuse_another_connection()
-        ledger_ids = [each.held.ledger_id for each in batch]
-        freed = await on_disk(self._run_on_disk, lambda: self._holder.delete_ledgers(ledger_ids))
-        self.found.deleted += len(batch)
-        self.found.freed_bytes += freed
 
     async def _look_at(self, held: Sequence[Held]) -> list[Seen]:
         looks: list[Seen] = []
@@ -264,27 +282,19 @@ class Pass:
     # -- copies of closed ledgers that are named elsewhere (rule G9) -------------------------------
 
     async def _give_back(self, batch: Sequence[Held]) -> None:
-        """Vouch for them no more, outdate who has counted on them, and delete them, in this order.
-
-        Who is cancelled in the middle of it vouches for them no more: the process ends.
-        """
+        """Vouch for them no more, outdate who counted on them, and delete them, in this order."""
         reason = self._why_not()
         if reason:
             raise PassAbortedError(Cause.DISK, reason)
         await self._prove()
         ledger_ids = [each.ledger_id for each in batch]
-        self._holder.giving_back.begin(ledger_ids)
-        try:
+        with self._holder.giving_back.going(ledger_ids):
             outdated = await asyncio.gather(*(self._outdate(each) for each in batch))
             self._refuse_another_connection()
             going = [each for each, done in zip(ledger_ids, outdated, strict=True) if done]
             freed = await on_disk(
                 self._run_on_disk, lambda: self._holder.delete_ledgers(going, named=True)
             )
-        except Exception:
-            self._holder.giving_back.end(ledger_ids)
-            raise
-        self._holder.giving_back.end(ledger_ids)
         self.found.deleted += len(going)
         self.found.freed_bytes += freed
 
