@@ -143,13 +143,15 @@ class Pass:
         self._connection = store.connections
         self._candidates: list[_Candidate] = []
         self._elsewhere: list[Held] = []
+        self._failed: OSError | PassAbortedError | None = None
+        """Why the disk has kept something that was to go."""
         self.found = Found()
 
     async def run(self) -> None:
         """Look, wait, look again, delete.
 
-        Raises PassAbortedError, OSError, CorruptionError and what the metadata store raises: what
-        is deleted by then was garbage, and the next pass does the rest.
+        Raises PassAbortedError, OSError and what the metadata store raises: what is deleted by then
+        was garbage, and the next pass does the rest.
         """
         await self._prove()
         await self._look()
@@ -162,15 +164,11 @@ class Pass:
             for batch in _parts(of_kind, self._config.batch):
                 await self._delete(batch, is_given_again=kind is Seen.OTHER)
                 await self._sleep(len(batch) / self._config.deletes_per_s)
-        failed: OSError | CorruptionError | None = None
         for held in _parts(self._elsewhere, METADATA_READS_IN_FLIGHT_MAX):
-            try:
-                await self._give_back(held)
-            except (OSError, CorruptionError) as error:
-                failed = failed or error  # one that stays on a full disk keeps no other one
+            await self._give_back(held)
             await self._sleep(len(held) / self._config.deletes_per_s)
-        if failed is not None:
-            raise failed
+        if self._failed is not None:
+            raise self._failed
 
     # -- the first look ----------------------------------------------------------------------------
 
@@ -241,9 +239,17 @@ class Pass:
 
         with self._holder.giving_back.going(ledger_ids if is_given_again else ()):
             await self._look_again(batch)
-            freed = await on_disk(self._run_on_disk, delete)
-        self.found.deleted += len(batch)
-        self.found.freed_bytes += freed
+            await self._let_go(len(batch), delete)
+
+    async def _let_go(self, count: int, delete: Callable[[], int]) -> None:
+        """Delete so many ledgers. What a full disk or damage keeps is told at the end of the pass:
+        it keeps nothing else, and each pass would meet it again (rule G5)."""
+        try:
+            self.found.freed_bytes += await on_disk(self._run_on_disk, delete)
+        except (OSError, PassAbortedError) as error:
+            self._failed = self._failed or error
+        else:
+            self.found.deleted += count
 
     async def _look_again(self, batch: Sequence[_Candidate]) -> None:
         looks = await self._look_at([each.held for each in batch])
@@ -292,11 +298,7 @@ class Pass:
             outdated = await asyncio.gather(*(self._outdate(each) for each in batch))
             self._refuse_another_connection()
             going = [each for each, done in zip(ledger_ids, outdated, strict=True) if done]
-            freed = await on_disk(
-                self._run_on_disk, lambda: self._holder.delete_ledgers(going, named=True)
-            )
-        self.found.deleted += len(going)
-        self.found.freed_bytes += freed
+            await self._let_go(len(going), lambda: self._holder.delete_ledgers(going, named=True))
 
     async def _outdate(self, held: Held) -> bool:
         """Write a ledger's node as it is, so that nobody's change that was begun before succeeds;
