@@ -164,16 +164,15 @@ class DirectoryScrub:
         if failed is not None:
             raise failed
 
-    def heal(self, flush_lock: Lock) -> None:
-        """Heal the index now, as somebody met damage in it; any thread, without the flush lock.
-
-        Raises OSError and CorruptionError if that is not possible. Without damage nothing changes.
-        """
+    def heal(self, flush_lock: Lock) -> bool:
+        """Heal the index now, as somebody met damage in it; whether there was any. Any thread,
+        without the flush lock. Raises OSError and CorruptionError if that is not possible."""
         with self.lacking.lock:
             dropped = self._heal(flush_lock)
             self._healed += len(dropped)
         for ledger_id in dropped:
             logger.error("ledger %d: its rows in the index were damaged, and are gone", ledger_id)
+        return bool(dropped)
 
     def _check_heads(self) -> None:
         """Have every log opened anew: one with a damaged header is not read from memory's word."""

@@ -262,12 +262,11 @@ class LedgerStorage:
         CorruptionError of the first that fails; the others are flushed all the same.
         """
         errors, damaged = self._checkpoint()
-        if damaged:
-            unhealed = [why for each in damaged if (why := self._why_not_healed(each)) is not None]
+        unhealed: list[OSError | CorruptionError] = []
+        if sum(self._heal(store, unhealed) for store in damaged):
             errors, _ = self._checkpoint()
-            errors = unhealed + errors if errors else []
         if errors:
-            raise errors[0]
+            raise (unhealed or errors)[0]
 
     def _checkpoint(self) -> tuple[list[OSError | CorruptionError], list[DirectoryStore]]:
         """Flush every directory; what failed, and where stored data were found damaged."""
@@ -377,7 +376,7 @@ class LedgerStorage:
                     gone, use = store.delete_some(left[:at_once], dead)
             except CorruptionError as error:
                 if at_once > 1:  # what can be healed goes with the others; what cannot is found
-                    self._why_not_healed(store)
+                    self._heal(store, [])
                     at_once = 1
                     continue
                 stay.append(error)
@@ -465,14 +464,15 @@ class LedgerStorage:
             return error
         return None
 
-    def _why_not_healed(self, store: DirectoryStore) -> OSError | CorruptionError | None:
-        """Heal a directory's index; why that failed, None if it did not."""
+    def _heal(self, store: DirectoryStore, unhealed: list[OSError | CorruptionError]) -> bool:
+        """Take damage out of a directory's index; whether there was any. ``unhealed`` gets why
+        that was not possible."""
         try:
-            store.scrub.heal(self._flush_lock)
+            return store.scrub.heal(self._flush_lock)
         except (OSError, CorruptionError) as error:
             logger.warning("%s cannot be healed: %s", store.directory, error)
-            return error
-        return None
+            unhealed.append(error)
+            return False
 
     def _run(self) -> None:
         try:
