@@ -388,11 +388,8 @@ class Bookie:
         it already: a writer has to hear of a fence, and not only of a full disk."""
         run, in_metadata = add.run, add.in_metadata
         ledger_id = run.ledger_id
-        if (refusal := self.giving_back.refuse(ledger_id)) is not None:
-            add.done(*refusal)
-            return
         # As in ``_decide``, without callables: of many ledgers each entry comes through here.
-        found = find_record(self._storage, self._journal.failure, ledger_id)
+        found = self._find_record(ledger_id)
         if isinstance(found, Refusal):
             add.done(*found)
             return
@@ -444,7 +441,7 @@ class Bookie:
     ) -> Accepted | None:
         """What a rule says of the ledger's record as it is now; None if ``done`` was called, or
         ``again`` will be, with what the metadata say."""
-        found = find_record(self._storage, self._journal.failure, ledger_id)
+        found = self._find_record(ledger_id)
         if isinstance(found, Refusal):
             done(*found)
             return None
@@ -456,6 +453,10 @@ class Bookie:
             done(*decision)
             return None
         return decision
+
+    def _find_record(self, ledger_id: LedgerId) -> LedgerRecord | Refusal | None:
+        refusal = self.giving_back.refuse(ledger_id)
+        return refusal or find_record(self._storage, self._journal.failure, ledger_id)
 
     def _refuses_for_room(self, done: Done) -> bool:
         """Refuse what the journal has no room for, before memory is changed by it (rule S14)."""

@@ -63,9 +63,13 @@ class Holder(Protocol):
         """Forget these ledgers, durably (rule G7); the bytes that they had. ``named``: they are
         named elsewhere, and one of which anything is in memory only stays (rule G9)."""
 
+    def flush(self) -> None:
+        """Store what is in memory only, and move the marks behind it."""
+
     @property
     def giving_back(self) -> GivingBack:
-        """Those of which nothing is vouched for. On the loop of the metadata store."""
+        """Those of which nothing is vouched for, and nothing taken. On the loop of the metadata
+        store."""
 
     def next_ledger_id(self) -> int:
         """An id above all ledgers that were heard of here."""
@@ -139,13 +143,15 @@ class Pass:
         self._connection = store.connections
         self._candidates: list[_Candidate] = []
         self._elsewhere: list[Held] = []
+        self._failed: OSError | PassAbortedError | None = None
+        """Why the disk has kept something that was to go."""
         self.found = Found()
 
     async def run(self) -> None:
         """Look, wait, look again, delete.
 
-        Raises PassAbortedError, OSError, CorruptionError and what the metadata store raises: what
-        is deleted by then was garbage, and the next pass does the rest.
+        Raises PassAbortedError, OSError and what the metadata store raises: what is deleted by then
+        was garbage, and the next pass does the rest.
         """
         await self._prove()
         await self._look()
@@ -153,18 +159,16 @@ class Pass:
         if self._dry_run or not (self._candidates or self._elsewhere):
             return
         await self._sleep(self._config.pause_s)
-        for batch in _parts(self._candidates, self._config.batch):
-            await self._delete(batch)
-            await self._sleep(len(batch) / self._config.deletes_per_s)
-        failed: OSError | CorruptionError | None = None
+        for kind in (Seen.ABSENT, Seen.OTHER):
+            of_kind = [each for each in self._candidates if each.first is kind]
+            for batch in _parts(of_kind, self._config.batch):
+                await self._delete(batch, is_given_again=kind is Seen.OTHER)
+                await self._sleep(len(batch) / self._config.deletes_per_s)
         for held in _parts(self._elsewhere, METADATA_READS_IN_FLIGHT_MAX):
-            try:
-                await self._give_back(held)
-            except (OSError, CorruptionError) as error:
-                failed = failed or error  # one that stays on a full disk keeps no other one
+            await self._give_back(held)
             await self._sleep(len(held) / self._config.deletes_per_s)
-        if failed is not None:
-            raise failed
+        if self._failed is not None:
+            raise self._failed
 
     # -- the first look ----------------------------------------------------------------------------
 
@@ -218,12 +222,36 @@ class Pass:
 
     # -- the second look ---------------------------------------------------------------------------
 
-    async def _delete(self, batch: Sequence[_Candidate]) -> None:
-        """Look once more at each of the candidates, and delete them."""
+    async def _delete(self, batch: Sequence[_Candidate], *, is_given_again: bool) -> None:
+        """Look once more at each of the candidates, and delete them. ``is_given_again``: the
+        metadata have others of their ids, and let the bookie take these once the record of the
+        lost one is gone."""
         reason = self._why_not()
         if reason:
             raise PassAbortedError(Cause.DISK, reason)
         await self._prove()
+        ledger_ids = [each.held.ledger_id for each in batch]
+
+        def delete() -> int:
+            if is_given_again:  # else a replay brings the lost one to the new one's record
+                self._holder.flush()
+            return self._holder.delete_ledgers(ledger_ids)
+
+        with self._holder.giving_back.going(ledger_ids if is_given_again else ()):
+            await self._look_again(batch)
+            await self._let_go(len(batch), delete)
+
+    async def _let_go(self, count: int, delete: Callable[[], int]) -> None:
+        """Delete so many ledgers. What a full disk or damage keeps is told at the end of the pass:
+        it keeps nothing else, and each pass would meet it again (rule G5)."""
+        try:
+            self.found.freed_bytes += await on_disk(self._run_on_disk, delete)
+        except (OSError, PassAbortedError) as error:
+            self._failed = self._failed or error
+        else:
+            self.found.deleted += count
+
+    async def _look_again(self, batch: Sequence[_Candidate]) -> None:
         looks = await self._look_at([each.held for each in batch])
         for (held, first), second in zip(batch, looks, strict=True):
             if not is_garbage(first, second):
@@ -233,10 +261,6 @@ class Pass:
                     f"{second.value} at the second: what ZooKeeper lists cannot be relied on",
                 )
         self._refuse_another_connection()
-        ledger_ids = [each.held.ledger_id for each in batch]
-        freed = await on_disk(self._run_on_disk, lambda: self._holder.delete_ledgers(ledger_ids))
-        self.found.deleted += len(batch)
-        self.found.freed_bytes += freed
 
     async def _look_at(self, held: Sequence[Held]) -> list[Seen]:
         looks: list[Seen] = []
@@ -264,29 +288,17 @@ class Pass:
     # -- copies of closed ledgers that are named elsewhere (rule G9) -------------------------------
 
     async def _give_back(self, batch: Sequence[Held]) -> None:
-        """Vouch for them no more, outdate who has counted on them, and delete them, in this order.
-
-        Who is cancelled in the middle of it vouches for them no more: the process ends.
-        """
+        """Vouch for them no more, outdate who counted on them, and delete them, in this order."""
         reason = self._why_not()
         if reason:
             raise PassAbortedError(Cause.DISK, reason)
         await self._prove()
         ledger_ids = [each.ledger_id for each in batch]
-        self._holder.giving_back.begin(ledger_ids)
-        try:
+        with self._holder.giving_back.going(ledger_ids):
             outdated = await asyncio.gather(*(self._outdate(each) for each in batch))
             self._refuse_another_connection()
             going = [each for each, done in zip(ledger_ids, outdated, strict=True) if done]
-            freed = await on_disk(
-                self._run_on_disk, lambda: self._holder.delete_ledgers(going, named=True)
-            )
-        except Exception:
-            self._holder.giving_back.end(ledger_ids)
-            raise
-        self._holder.giving_back.end(ledger_ids)
-        self.found.deleted += len(going)
-        self.found.freed_bytes += freed
+            await self._let_go(len(going), lambda: self._holder.delete_ledgers(going, named=True))
 
     async def _outdate(self, held: Held) -> bool:
         """Write a ledger's node as it is, so that nobody's change that was begun before succeeds;

@@ -10,6 +10,7 @@ object alone, as it was written before there were copies.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Final
 from zlib import crc32
@@ -49,27 +50,39 @@ def read_note(files: FileSystem, path: Path) -> Noted:
     except FileNotFoundError:
         return NOTHING
     try:
-        # What a process left that was killed may be in memory only, as may the file's name behind a
-        # write that failed. The next copy is written over the one before it, in a file that has to
-        # be found again, so all of it has to be durable first.
-        file.fdatasync()
-        files.sync_directory(path.parent)
         size = file.size()
         if size > 2 * _COPY_BYTES:
             raise OSError(f"{path}: {size} bytes, at most {2 * _COPY_BYTES} are expected")
         data = file.pread(size, 0)
+        copies = [data[at : at + _COPY_BYTES] for at in (0, _COPY_BYTES)]
+        found = _decoded(path, data, copies)
+        last = max(found, key=lambda at: found[at].number)
+        # What a process left that was killed may be in memory only, as may the file's name behind a
+        # write that failed. The next copy is written over the one before it, in a file that has to
+        # be found again, so all of it has to be durable first. Behind a sync that failed another
+        # one proves nothing (rule S3), so the last copy is written once more. One that stands alone
+        # was durable before the other was begun.
+        if len(found) > 1:
+            file.pwritev([copies[last]], last * _COPY_BYTES)
+        file.fdatasync()
+        files.sync_directory(path.parent)
     finally:
         file.close()
+    return found[last]
+
+
+def _decoded(path: Path, data: bytes, copies: Sequence[bytes]) -> dict[int, Noted]:
+    """The copies that are whole, by their places. Raises CorruptionError if none is."""
     try:
-        if size <= _COPY_BYTES:
-            return msgspec.json.decode(data, type=Noted)
-        texts = [_text(data[at : at + _COPY_BYTES]) for at in (0, _COPY_BYTES)]
-        found = [msgspec.json.decode(text, type=Noted) for text in texts if text is not None]
+        if len(data) <= _COPY_BYTES:
+            return {0: msgspec.json.decode(data, type=Noted)}
+        texts = enumerate(map(_text, copies))
+        found = {at: msgspec.json.decode(text, type=Noted) for at, text in texts if text}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptionError(f"{path} is damaged: {error}") from error
     if not found:
         raise CorruptionError(f"{path} is damaged: neither copy is whole")
-    return max(found, key=lambda noted: noted.number)
+    return found
 
 
 def write_note(files: FileSystem, path: Path, noted: Noted) -> None:

@@ -218,6 +218,10 @@ class _Run:
                 first = page.next_entry
         return frozenset(ids)
 
+    def flush(self) -> None:
+        """See ``Holder``."""
+        self._bookie.flush()
+
     @property
     def giving_back(self) -> GivingBack:
         """See ``Holder``."""
@@ -241,7 +245,7 @@ class _Run:
         if world.zookeeper.restoring or self.process.name in world.zookeeper.returning:
             return  # it was deleted; that a backup knows it again the bookie cannot know yet
         # One that was deleted meanwhile may go as any other: a stop came between the steps.
-        if held.ledger_id in self._bookie.giving_back and self._metadata(held) is not None:
+        if held.ledger_id in self._bookie.giving_back and self._is_named(held):
             world.counts["copies given back"] += 1
             if not self._is_elsewhere(held):
                 text = f"{name} gives back ledger {held.ledger_id}, which may name it"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from threading import Lock
 
 from bookie_server.core.ledger_record import Change, LedgerRecord
 from bookie_server.storage.blocks import BlockFormatError, decode_block, encode_run
@@ -231,18 +232,27 @@ def _flush(
     store: DirectoryStore, end: Mark | None, run_log_end: Mark | None, full: list[DirectoryStore]
 ) -> None:
     """Store what was applied. On a full disk it stays in memory, and the journal keeps it: all of
-    it was in memory before the restart as well, so there is room (rule S14)."""
+    it was in memory before the restart as well, so there is room (rule S14). Damaged rows of the
+    index refuse no start: they are taken out, as while the bookie serves (rule S24)."""
     try:
-        # A flush that failed has set a part apart, and the next call stores that part only.
-        is_made_up_for = store.cache.is_frozen
-        store.flush(end, run_log_end)
-        if is_made_up_for:
-            store.flush(end, run_log_end)
+        try:
+            _store(store, end, run_log_end)
+        except CorruptionError:
+            store.scrub.heal(Lock())  # nobody else is there yet
+            _store(store, end, run_log_end)
     except OSError as error:
         if not is_no_space(error):
             raise
         logger.warning("%s: what was replayed stays in memory: %s", store.directory, error)
         full.append(store)
+
+
+def _store(store: DirectoryStore, end: Mark | None, run_log_end: Mark | None) -> None:
+    # A flush that failed has set a part apart, and the next call stores that part only.
+    is_made_up_for = store.cache.is_frozen
+    store.flush(end, run_log_end)
+    if is_made_up_for:
+        store.flush(end, run_log_end)
 
 
 def _start(

@@ -103,6 +103,8 @@ class DirectoryScrub:
         # Whoever scrubs; replaced whole, any thread reads them.
         self.position = self._saved_position()
         self._counts = ScrubCounts()
+        # Whoever holds the list's lock; any thread reads it: ledgers that ``heal`` has met.
+        self._healed = 0
         # Whoever scrubs.
         self._saved_s = time.monotonic()
 
@@ -110,6 +112,7 @@ class DirectoryScrub:
     def counts(self) -> ScrubCounts:
         """Any thread."""
         return self._counts._replace(
+            bad_ledgers=self._counts.bad_ledgers + self._healed,
             ended_at=self.position.ended_at,
             lacking=self.lacking.count,
             refetched=self.lacking.refetched,
@@ -160,6 +163,16 @@ class DirectoryScrub:
                 self._save()
         if failed is not None:
             raise failed
+
+    def heal(self, flush_lock: Lock) -> bool:
+        """Heal the index now, as somebody met damage in it; whether there was any. Any thread,
+        without the flush lock. Raises OSError and CorruptionError if that is not possible."""
+        with self.lacking.lock:
+            dropped = self._heal(flush_lock)
+            self._healed += len(dropped)
+        for ledger_id in dropped:
+            logger.error("ledger %d: its rows in the index were damaged, and are gone", ledger_id)
+        return bool(dropped)
 
     def _check_heads(self) -> None:
         """Have every log opened anew: one with a damaged header is not read from memory's word."""
@@ -269,9 +282,9 @@ class DirectoryScrub:
         self.position = msgspec.structs.replace(self.position, must_heal=False)
         return None
 
-    def _heal(self, flush_lock: Lock) -> None:
+    def _heal(self, flush_lock: Lock) -> list[LedgerId]:
         """Take the rows of ledgers that do not add up out of the index, once all that they may have
-        named is on the list (rule S24)."""
+        named is on the list (rule S24); of which."""
         with self.lacking.lock, flush_lock:
             update = self._index.begin()
             try:
@@ -288,6 +301,7 @@ class DirectoryScrub:
             except BaseException:
                 update.abort()
                 raise
+        return sorted(dropped)
 
     # -- copies ------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ to the journal, so whatever a mark covers was in memory when the flush began (ru
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import time
@@ -20,7 +21,7 @@ from typing import NamedTuple
 from bookie_server.core.ledger_record import LedgerRecord
 from bookie_server.storage.blocks import Block
 from bookie_server.storage.fs.vfs import is_no_space
-from bookie_server.storage.index.base import HeldLedger
+from bookie_server.storage.index.base import HeldLedger, LogUse
 from bookie_server.storage.journal.journal import Journal
 from bookie_server.storage.journal.waiting import RunPlace
 from bookie_server.storage.ledgers.compaction import CompactionStats, Compactor
@@ -32,7 +33,7 @@ from bookie_server.storage.ledgers.write_cache import CachedRun
 from spark_ledger.bookie_api import EntryPage
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import GIB
-from spark_ledger.limits.storage import SCRUB_INTERVAL_S
+from spark_ledger.limits.storage import DELETED_LEDGERS_AT_ONCE, SCRUB_INTERVAL_S
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import EntryId, LedgerId
 
@@ -256,11 +257,22 @@ class LedgerStorage:
         """One checkpoint of all directories; any thread.
 
         A directory that meets a full disk keeps everything in memory and journal, and is flushed
-        again by the next call (rule S14). Raises OSError or CorruptionError of the first that
-        fails; the others are flushed all the same.
+        again by the next call (rule S14). One whose index is damaged is healed and flushed once
+        more: else one bad row would hold up all ledgers (rule S24). Raises OSError or
+        CorruptionError of the first that fails; the others are flushed all the same.
         """
+        errors, damaged = self._checkpoint()
+        unhealed: list[OSError | CorruptionError] = []
+        if sum(self._heal(store, unhealed) for store in damaged):
+            errors, _ = self._checkpoint()
+        if errors:
+            raise (unhealed or errors)[0]
+
+    def _checkpoint(self) -> tuple[list[OSError | CorruptionError], list[DirectoryStore]]:
+        """Flush every directory; what failed, and where stored data were found damaged."""
         started = time.perf_counter()
         errors: list[OSError | CorruptionError] = []
+        damaged: list[DirectoryStore] = []
         failures: list[FlushFailure | None] = []
         other_failure = None
         with self._flush_lock:
@@ -275,6 +287,7 @@ class LedgerStorage:
                         store.flush(marks.journal, run_log_mark if begun else None)
                 except (OSError, CorruptionError) as error:
                     errors.append(error)
+                    damaged += [store] if isinstance(error, CorruptionError) else []
                     failures.append(FlushFailure(str(error), is_no_space(error)))
                 else:
                     failures.append(None)
@@ -294,8 +307,7 @@ class LedgerStorage:
             # earlier one that failed would otherwise refuse adds although the disk is well again.
             elapsed_s = time.perf_counter() - started
             self._flush_stats = self._flush_stats.after(elapsed_s, tuple(failures), other_failure)
-        if errors:
-            raise errors[0]
+        return errors, damaged
 
     def held_ledgers(self, after: int, limit: int) -> list[HeldLedger]:
         """Ledgers of which the index has something, ids above ``after``, ascending, at most
@@ -318,8 +330,9 @@ class LedgerStorage:
         lacks the record is flushed first, and stays if that fails: a deletion that fails or a crash
         in the middle of it would leave it without that, and that may be its fence.
 
-        Raises OSError or CorruptionError of the first directory that fails; what was deleted, also
-        in the others, stays so, and the call is made again.
+        Raises OSError or CorruptionError of the first that fails; what was deleted, also in other
+        directories, stays so, and the call is made again. A ledger that is damaged keeps no other.
+        Once the storage stops, it ends behind the step that runs (ECANCELED).
         """
         freed = 0
         errors: list[OSError | CorruptionError] = []
@@ -335,12 +348,7 @@ class LedgerStorage:
                         left = store.forget(asked, named=named)
                     if unflushed is not None and len(left) < len(asked):
                         errors.append(unflushed)
-                    dead = DeadBlocks()
-                    while left:
-                        with self._flush_lock:
-                            gone, use = store.delete_some(left, dead)
-                        left, freed = left[gone:], freed + use.byte_count
-                    store.space.dead.take_from(dead)  # only now no row names them (rule S25)
+                    freed += self._delete_from(store, left, errors)
                 except (OSError, CorruptionError) as error:
                     errors.append(error)  # a full disk must not keep what is on the others
                 finally:
@@ -348,6 +356,35 @@ class LedgerStorage:
         self.compactor.look_soon()
         if errors:
             raise errors[0]
+        return freed
+
+    def _delete_from(
+        self,
+        store: DirectoryStore,
+        left: list[LedgerId],
+        errors: list[OSError | CorruptionError],
+    ) -> int:
+        """Delete ledgers that memory has forgotten; the bytes. ``errors`` gets what is said of
+        those that are damaged, and stay."""
+        freed, dead, stay = 0, DeadBlocks(), list[OSError | CorruptionError]()
+        at_once = DELETED_LEDGERS_AT_ONCE
+        while left:
+            if self._stopping:  # to close the stores waits for the step that runs, and no longer
+                raise OSError(errno.ECANCELED, "nothing more is deleted: the bookie stops")
+            try:
+                with self._flush_lock:
+                    gone, use = store.delete_some(left[:at_once], dead)
+            except CorruptionError as error:
+                if at_once > 1:  # what can be healed goes with the others; what cannot is found
+                    self._heal(store, [])
+                    at_once = 1
+                    continue
+                stay.append(error)
+                gone, use = 1, LogUse()
+            left, freed = left[gone:], freed + use.byte_count
+        if not stay:
+            store.space.dead.take_from(dead)  # only now no row names them (rule S25)
+        errors += stay
         return freed
 
     def start(self) -> None:
@@ -379,7 +416,8 @@ class LedgerStorage:
             if self._journal.failure is None:
                 self.flush()
         finally:
-            with ExitStack() as closing:
+            # LMDB waits for a transaction of another thread, which it does not let end any more.
+            with self._delete_lock, ExitStack() as closing:
                 for store in self._stores:
                     closing.callback(store.close)
 
@@ -425,6 +463,16 @@ class LedgerStorage:
         except (OSError, CorruptionError) as error:
             return error
         return None
+
+    def _heal(self, store: DirectoryStore, unhealed: list[OSError | CorruptionError]) -> bool:
+        """Take damage out of a directory's index; whether there was any. ``unhealed`` gets why
+        that was not possible."""
+        try:
+            return store.scrub.heal(self._flush_lock)
+        except (OSError, CorruptionError) as error:
+            logger.warning("%s cannot be healed: %s", store.directory, error)
+            unhealed.append(error)
+            return False
 
     def _run(self) -> None:
         try:

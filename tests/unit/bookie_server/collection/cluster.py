@@ -43,6 +43,7 @@ class Shelf:
         self.deleted: list[int] = []
         self.deleted_as_named: list[int] = []
         self.giving_back = GivingBack()
+        self.flushes = 0
         self.before_delete: Callable[[], None] = lambda: None
         self.before_page: Callable[[], None] = lambda: None
         self.after_page: Callable[[], None] = lambda: None
@@ -62,6 +63,9 @@ class Shelf:
         self.deleted += ids
         self.deleted_as_named += ids if named else []
         return BYTES * len(ids)
+
+    def flush(self) -> None:
+        self.flushes += 1
 
     def next_ledger_id(self) -> int:
         return max(self.keys, default=0) + 1

@@ -8,6 +8,8 @@ import pytest
 
 from bookie_server.collection import collecting
 from bookie_server.collection.collector import LedgerCollector
+from bookie_server.core.collection import Cause
+from spark_ledger.errors import CorruptionError
 from spark_ledger.metadata.collection import CollectionOrder, PassReport, collection_path
 from spark_ledger.metadata.ledgers import LedgerStore, ledger_path
 from spark_ledger.metadata.memory import Fault, Outcome
@@ -197,6 +199,35 @@ def test_copy_that_stays_on_a_full_disk_keeps_no_other_one(monkeypatch: pytest.M
         assert "No space left" in report.aborted
         assert world.shelf.deleted == [3, 4, 5, 6] and report.deleted == 4
         assert not {1, 2, 3, 4, 5, 6} & {n for n in range(9) if n in world.shelf.giving_back}
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize(
+    "error", [OSError("No space left"), CorruptionError("wrong checksum of a row")]
+)
+@pytest.mark.parametrize("are_elsewhere", [False, True])
+def test_ledger_that_the_disk_does_not_let_go_keeps_no_other_one(
+    error: Exception, *, are_elsewhere: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next pass would end at it as well: candidates come in the order of their ids."""
+    monkeypatch.setattr(collecting, "METADATA_READS_IN_FLIGHT_MAX", 2)
+
+    async def main() -> None:
+        world = World()
+        await world.make(*range(1, 8))
+        await (world.move(1, 2, 3, 4, 5, 6) if are_elsewhere else world.delete(1, 2, 3, 4, 5, 6))
+        tries = iter((True, False, False))
+
+        def fail() -> None:
+            if next(tries):
+                raise error
+
+        world.shelf.before_delete = fail
+        collector = world.collector(batch=2)
+        report = await whole_pass(world, collector)
+        assert str(error) in report.aborted and collector.stats().cause is Cause.DISK
+        assert world.shelf.deleted == [3, 4, 5, 6] and report.deleted == 4
 
     run_in_virtual_time(main())
 

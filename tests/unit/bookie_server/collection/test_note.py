@@ -10,6 +10,7 @@ import pytest
 
 from bookie_server.collection.mark import HistoryMark, PassAbortedError
 from bookie_server.collection.note import NOTHING, Noted, read_note, write_note
+from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
 from bookie_server.storage.fs.memory_fs import MemoryDisk, MemoryFile, MemoryFileSystem
 from bookie_server.storage.fs.vfs import write_file_durably
 from spark_ledger.errors import CorruptionError
@@ -80,6 +81,45 @@ def test_copy_that_a_killed_process_left_in_memory_is_durable_once_it_was_read(
             write_note(files, PATH, noted(3))
     assert read_note(files, PATH) == noted(3)
     assert read_note(files.crash_clone(None), PATH) == noted(3)
+
+
+@pytest.mark.parametrize("last", [2, 3, 4])
+def test_copy_whose_sync_has_failed_outlives_a_power_cut_in_the_next_write(last: int) -> None:
+    """The kernel tells of it once, and takes the pages for clean: another sync proves nothing."""
+    fails = False
+
+    def plan(operation: Operation) -> Fault | None:
+        return Fault(errno.EIO) if fails and operation.kind == "fdatasync" else None
+
+    inner = files_of(*range(1, last))
+    files = FaultFileSystem(inner, plan)
+    for tried_again in (False, True):
+        fails = not tried_again
+        if fails:
+            with pytest.raises(OSError, match="Input/output"):
+                write_note(files, PATH, noted(last))
+        else:
+            assert read_note(files, PATH) == noted(last)
+    fails = True
+    with pytest.raises(OSError, match="Input/output"):
+        write_note(files, PATH, noted(last + 1))
+    after = inner.crash_clone(None)
+    after.damage(PATH, (last + 1) % 2 * COPY + 20, b"?")
+    assert read_note(after, PATH) == noted(last)
+
+
+def test_copy_that_stands_alone_is_not_written_again() -> None:
+    """It is all that there is: a power cut in the middle of that would leave nothing."""
+    written: list[str] = []
+    files = files_of(1, 2, 3)
+    files.damage(PATH, 20, b"?")
+
+    def plan(operation: Operation) -> Fault | None:
+        written.append(operation.kind)
+        return None
+
+    assert read_note(FaultFileSystem(files, plan), PATH) == noted(3)
+    assert "pwritev" not in written and "fdatasync" in written
 
 
 def test_file_whose_name_was_in_memory_only_is_durable_once_it_was_read(
