@@ -440,7 +440,8 @@ class BookieService:
         way. When nothing happens within the time, the end as it is then.
         """
         changed = asyncio.Event()
-        cancel = self._bookie.watch_last_confirmed(LedgerId(request.ledger_id), changed.set)
+        ledger_id, above = LedgerId(request.ledger_id), EntryId(request.wait_above)
+        cancel = self._bookie.watch_last_confirmed(ledger_id, above, changed.set)
         self._metrics.long_polls += 1
         self._polls.add(changed)
         try:

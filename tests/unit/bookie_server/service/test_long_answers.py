@@ -82,7 +82,7 @@ async def test_long_poll_of_an_unknown_ledger_waits(f: Fixture) -> None:
     waiting = asyncio.ensure_future(poll(f, above=0, wait_ms=10_000))
     while not f.metrics.long_polls:
         await asyncio.sleep(0.005)
-    (changed,) = f.bookie.ledgers[LedgerId(1)].watches
+    ((_above, changed),) = f.bookie.ledgers[LedgerId(1)].watches
     changed()
     await asyncio.sleep(0.05)
     assert not waiting.done()
@@ -256,7 +256,7 @@ def test_read_that_meets_a_hole_brings_what_is_before_it_and_its_name(lacking: i
 
 def filled(bookie: ScriptedBookie, entries: int = 10) -> None:
     """Entries of 40 bytes in ledger 1."""
-    bookie.watch_last_confirmed(LedgerId(1), lambda: None)()  # makes the ledger
+    bookie.watch_last_confirmed(LedgerId(1), NO_ENTRY, lambda: None)()  # makes the ledger
     bookie.ledgers[LedgerId(1)].entries = {entry: bytes(40) for entry in range(entries)}
 
 

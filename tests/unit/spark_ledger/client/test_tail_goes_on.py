@@ -81,7 +81,7 @@ def test_entry_that_is_lost_after_an_outage_is_an_error_at_once() -> None:
         began = now()
         for bookie in world.bookies.values():
             bookie.ledgers[writer.ledger_id].last_add_confirmed = 7
-            for answer in list(bookie.ledgers[writer.ledger_id].watches):
+            for _above, answer in list(bookie.ledgers[writer.ledger_id].watches):
                 answer()
         with pytest.raises(NoSuchEntryError):
             await tail.task
@@ -167,7 +167,7 @@ def test_tail_that_waits_for_an_entry_says_at_once_that_its_ledger_was_deleted()
         outage.on = True
         for bookie in world.bookies.values():
             bookie.ledgers[writer.ledger_id].last_add_confirmed = 7
-            for answer in list(bookie.ledgers[writer.ledger_id].watches):
+            for _above, answer in list(bookie.ledgers[writer.ledger_id].watches):
                 answer()
         await asyncio.sleep(1.0)
         await writer.abandon()

@@ -24,7 +24,7 @@ from spark_ledger.transport import grpc_aio
 from spark_ledger.transport.base import AddResult, LastConfirmed
 from spark_ledger.transport.channel import GrpcOptions, open_channel
 from spark_ledger.transport.grpc_aio import GrpcTransport
-from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
+from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, LedgerId
 from tests.contracts.scripted_bookie import ScriptedBookie
 
 BOOKIE = BookieId("b1")
@@ -429,7 +429,7 @@ async def test_a_striped_read_that_breaks_names_the_entry_it_wants_next(bookies:
     bookie = ScriptedBookie()
     port = await bookies.start(bookie)
     transport = GrpcTransport(lambda _bookie_id: f"127.0.0.1:{port}")
-    bookie.watch_last_confirmed(LEDGER, lambda: None)()  # makes the ledger
+    bookie.watch_last_confirmed(LEDGER, NO_ENTRY, lambda: None)()  # makes the ledger
     size = READ_CHUNK_BYTES_TARGET // 3
     bookie.ledgers[LEDGER].entries = {entry: bytes(size) for entry in range(12)}
     read, reads = bookie.read, 0
@@ -454,7 +454,7 @@ async def test_time_that_the_caller_takes_between_chunks_does_not_count(bookies:
     bookie = ScriptedBookie()
     port = await bookies.start(bookie)
     transport = GrpcTransport(lambda _bookie_id: f"127.0.0.1:{port}")
-    bookie.watch_last_confirmed(LEDGER, lambda: None)()  # makes the ledger
+    bookie.watch_last_confirmed(LEDGER, NO_ENTRY, lambda: None)()  # makes the ledger
     bookie.ledgers[LEDGER].entries = {entry: bytes(600_000) for entry in range(30)}
     found: list[int] = []
     async for chunk in transport.read(BOOKIE, LEDGER, EntryId(0), EntryId(29), timeout_s=0.5):
