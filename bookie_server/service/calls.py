@@ -144,7 +144,7 @@ class CallLimits:
 
 
 class Leftovers:
-    """Calls whose handlers are done and whose clients have not read the answer: gRPC keeps them.
+    """Calls that are answered, and whose clients have not read the answer: gRPC keeps them.
     Of too many the connections of the oldest end, once they had time to be read: thousands of long
     polls end in one turn of the loop when an entry is confirmed, and none of them is to blame."""
 
@@ -154,7 +154,7 @@ class Leftovers:
         self._timer: asyncio.TimerHandle | None = None
 
     def handler_ended(self, connection: str) -> None:
-        """The handler that runs has nothing more to do."""
+        """The handler that runs has nothing more to do, but to wait until its answer is taken."""
         call = current_call()
         if call in self._calls:
             return

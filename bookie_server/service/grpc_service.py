@@ -21,7 +21,7 @@ import grpc.aio
 from bookie_server.service.append_gate import AppendGate, AppendShares
 from bookie_server.service.append_session import AppendSession
 from bookie_server.service.append_turns import AppendTurns
-from bookie_server.service.calls import AnswerRoom, CallLimits, Kind
+from bookie_server.service.calls import AnswerRoom, CallLimits, Kind, Leftovers
 from bookie_server.service.confirmations import confirm_all, confirm_error
 from bookie_server.service.context import CallContext
 from bookie_server.service.guard.client_watch import ClientWatch
@@ -102,6 +102,7 @@ class BookieService:
         self._sockets = Sockets()
         self.hang_up = HangUp(self._sockets, metrics.connections_ended)
         self._limits = CallLimits(self.hang_up, metrics.calls_refused)
+        self.leftovers = Leftovers(self.hang_up)
         self.connections = self._connections = Connections()
         """What the clients have begun and sent."""
         self._nonsense = Nonsense()
@@ -265,17 +266,16 @@ class BookieService:
             elif refusal is None:
                 ledger_id = LedgerId(request.ledger_id)
                 refusal = refuse_reader(self._bookie, ledger_id, request.access_key)
-            if refusal is not None:
-                status, message = refusal
-                self._metrics.read_ended(status, 0, time.perf_counter() - started)
-                await context.write(encode_read_end(status, EntryId(request.first_entry), message))
-                return
             work = RangeRead(self._bookie, request)
-            while not work.ended:
+            while refusal is None and not work.ended:
                 await self._write_part(work, context)
                 if self._answers.new_calls_wait:
                     break  # in turns: its client asks for the rest, behind those that wait
-        self._metrics.read_ended(work.status, work.bytes_read, time.perf_counter() - started)
+        status = work.status if refusal is None else refusal.status
+        self._metrics.read_ended(status, work.bytes_read, time.perf_counter() - started)
+        if refusal is not None:
+            first = EntryId(request.first_entry)
+            await self._refuse(encode_read_end(status, first, refusal.message), context)
 
     async def _write_part(self, work: RangeRead, context: CallContext) -> None:
         """Read the next part of a range when there is room for it, and write it."""
@@ -343,12 +343,9 @@ class BookieService:
         """Ranges of the entries held here of a ledger, or the ledgers from one on."""
         with self._limits.admitted(Kind.LIST, context.peer()) as busy:
             refusal = busy or self._refusal(context, list_error(request))
-            if refusal is not None:
-                await context.write(refused_list(request, refusal))
-                return
             loop = asyncio.get_running_loop()
             following: int | None = request.first_entry
-            while following is not None:
+            while refusal is None and following is not None:
                 await self._answers.reserve()
                 try:
                     response, following = await loop.run_in_executor(
@@ -359,6 +356,8 @@ class BookieService:
                     raise
                 with self._answers.hold(response.ByteSize(), context.peer()):
                     await context.write(response)
+        if refusal is not None:
+            await self._refuse(refused_list(request, refusal), context)
 
     async def describe(
         self, _request: pb.DescribeRequest, context: CallContext
@@ -389,6 +388,12 @@ class BookieService:
         )
 
     # -- parts -------------------------------------------------------------------------------------
+
+    async def _refuse(self, answer: object, context: CallContext) -> None:
+        """Write the only message of a stream that is refused. The call is over, and counts in its
+        kind no more: its client may not read even that."""
+        self.leftovers.handler_ended(context.peer())
+        await context.write(answer)
 
     def _wrong_bookie(self, context: CallContext) -> Refusal | None:
         """Refuse what was meant for the bookie that had this address before."""
