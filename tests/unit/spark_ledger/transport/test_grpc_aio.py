@@ -14,6 +14,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from bookie_server.service.calls import BOUNDS, Kind
 from bookie_server.service.grpc_server import GrpcServer
 from bookie_server.service.grpc_service import BookieService, Description
 from bookie_server.service.metrics import ServiceMetrics
@@ -283,6 +284,34 @@ async def test_a_connection_that_went_silent_is_found(bookies: Bookies) -> None:
     assert results[1].status is BookieStatus.UNAVAILABLE
     await transport.close()
     await relay.stop()
+
+
+def test_writer_of_a_bookie_without_room_for_its_stream_comes_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it has sent comes back as refused, and goes over the next stream."""
+    monkeypatch.setitem(BOUNDS, Kind.APPEND, 0)
+
+    @on_loop
+    async def run(bookies: Bookies) -> None:
+        port = await bookies.start(ScriptedBookie())
+        transport = GrpcTransport(lambda _bookie_id: f"127.0.0.1:{port}", FAST)
+        results: list[AddResult] = []
+        for told in range(1, 4):
+            appender = transport.open_appender(
+                BOOKIE, LEDGER, access_key=b"", recovery=False, on_result=results.append
+            )
+            appender.send(make_run(0))
+            while len(results) < told:
+                await asyncio.sleep(0.005)
+            if told == 2:
+                monkeypatch.undo()
+        statuses = [result.status for result in results]
+        assert statuses == [BookieStatus.TOO_MANY_REQUESTS] * 2 + [BookieStatus.OK]
+        assert "0 append streams are served here" in results[0].message
+        await transport.close()
+
+    run()
 
 
 @on_loop
