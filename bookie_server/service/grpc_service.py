@@ -12,7 +12,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 
 import grpc
@@ -31,14 +30,15 @@ from bookie_server.service.guard.nonsense import Nonsense
 from bookie_server.service.guard.sockets import Sockets
 from bookie_server.service.health import Health
 from bookie_server.service.lists import list_error, next_part, refused_list
+from bookie_server.service.long_polls import LongPolls
 from bookie_server.service.metrics import ServiceMetrics
 from bookie_server.service.read_path import RangeRead, read_request_error
 from bookie_server.service.requests import Requests
+from bookie_server.service.spare_streams import SpareStreams
 from spark_ledger.bookie_api import (
     ASKED_BY,
     BookieApi,
     Done,
-    LedgerEnd,
     Refusal,
     refuse_reader,
 )
@@ -52,7 +52,6 @@ from spark_ledger.limits.bookie import (
     BOOKIE_UNREAD_GRACE_S,
     BOOKIE_UNREAD_S,
 )
-from spark_ledger.limits.entries import LONG_POLL_S_MAX
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
 from spark_ledger.wire.codec import BOOKIE_ID_KEY, SERVICE_NAME, encode_read_end, status_to_wire
@@ -125,7 +124,10 @@ class BookieService:
             self._limits,
             lambda: self._sessions,
         )
-        self._polls: set[asyncio.Event] = set()
+        self._polls = LongPolls(bookie, metrics)
+        spare_streams = SpareStreams(self._sessions, self.hang_up)
+        self._limits.makes_way[Kind.POLL] = self._polls.make_way
+        self._limits.makes_way[Kind.APPEND] = spare_streams.make_way
         self._is_draining = False
         self._stall = ""
         self._pool = ThreadPoolExecutor(BOOKIE_READ_THREADS, thread_name_prefix="bookie-read")
@@ -173,8 +175,7 @@ class BookieService:
         self._is_draining = True
         for session in list(self._sessions):
             session.drain()
-        for poll in list(self._polls):
-            poll.set()
+        self._polls.drain()
 
     def disks_stall(self, reason: str) -> None:
         """A disk that adds wait for does not move, or goes on (""): tell who adds (rule S15)."""
@@ -313,7 +314,11 @@ class BookieService:
                 last_add_confirmed=-1,
                 last_entry=-1,
             )
-        end = await self._moved_end(request) if request.wait_ms else self._end(request)
+        if request.wait_ms:
+            end = await self._polls.end_of_ledger(request, context.peer())
+        else:
+            ledger_id = LedgerId(request.ledger_id)
+            end = self._bookie.end_of_ledger(ledger_id, access_key=request.access_key)
         return pb.ReadLastConfirmedResponse(
             status=status_to_wire(end.status),
             message=end.message,
@@ -432,44 +437,6 @@ class BookieService:
         )
         self._metrics.fences[status] += 1
         return None if status is BookieStatus.OK else Refusal(status, message)
-
-    def _end(self, request: pb.ReadLastConfirmedRequest) -> LedgerEnd:
-        return self._bookie.end_of_ledger(
-            LedgerId(request.ledger_id), access_key=request.access_key
-        )
-
-    async def _moved_end(self, request: pb.ReadLastConfirmedRequest) -> LedgerEnd:
-        """Long poll: the end once its LAC is above ``wait_above`` or the ledger is fenced.
-
-        A ledger that is not known here yet is waited for as well: its first entry may be on its
-        way. When nothing happens within the time, the end as it is then.
-        """
-        changed = asyncio.Event()
-        ledger_id, above = LedgerId(request.ledger_id), EntryId(request.wait_above)
-        cancel = self._bookie.watch_last_confirmed(ledger_id, above, changed.set)
-        self._metrics.long_polls += 1
-        self._polls.add(changed)
-        try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(min(request.wait_ms / 1000, LONG_POLL_S_MAX)):
-                    while not (self._is_draining or self._has_moved(request)):
-                        changed.clear()
-                        await changed.wait()
-        finally:
-            self._metrics.long_polls -= 1
-            self._polls.discard(changed)
-            cancel()
-        return self._end(request)
-
-    def _has_moved(self, request: pb.ReadLastConfirmedRequest) -> bool:
-        end = self._end(request)
-        if end.status is BookieStatus.NO_SUCH_LEDGER:
-            return False
-        return (
-            end.status is not BookieStatus.OK
-            or end.fenced
-            or end.last_add_confirmed > request.wait_above
-        )
 
 
 async def _answer(ask: Callable[[Done], None]) -> Refusal:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bookie_server.service import grpc_service, read_path
+from bookie_server.service import long_polls, read_path
 from bookie_server.service.read_path import RangeRead, read_request_error
 from spark_ledger.bookie_api import LedgerEnd, ReadOutcome
 from spark_ledger.runs import EntryRun
@@ -51,7 +51,7 @@ async def test_long_poll_is_answered_once_the_lac_is_above_the_known_one(f: Fixt
 @on_loop
 async def test_long_poll_ends_at_the_limit(f: Fixture) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grpc_service, "LONG_POLL_S_MAX", 0.05)
+        patch.setattr(long_polls, "LONG_POLL_S_MAX", 0.05)
         await f.store(0, 1)
         answer = await poll(f, above=5, wait_ms=3_600_000)
     assert (answer.status, answer.last_entry) == (pb.OK, 0)
@@ -66,7 +66,7 @@ def test_long_poll_of_an_end_that_cannot_change_is_answered_at_once(status: Book
     async def run(f: Fixture) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(f.bookie, "end_of_ledger", end)
-            patch.setattr(grpc_service, "LONG_POLL_S_MAX", 60.0)
+            patch.setattr(long_polls, "LONG_POLL_S_MAX", 60.0)
             for wait_ms in (0, 60_000):
                 answer = await poll(f, above=5, wait_ms=wait_ms, key=b"shown")
                 assert (answer.status, answer.message) == (int(status), "no: b'shown'")
