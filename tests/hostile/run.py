@@ -41,6 +41,15 @@ NOISE_MS: Final = 20.0
 HANG_S: Final = 10.0
 """The longest that the neighbour may wait for one entry on a busy machine."""
 
+TAKE_PLACES: Final = (
+    "idle-append-streams",
+    "refusals-that-nobody-reads",
+    "tails-of-the-neighbour",
+)
+"""Kinds beside which every newcomer must be served within ``HANG_S``. Of a flood of calls gRPC
+resets some by lot, those of newcomers too, and reads wait behind answers that nobody reads: how
+long a visit takes beside those is shown, and not judged."""
+
 QUIET_S: Final = 1.0
 """Without an attack, to know what the neighbour has in peace."""
 
@@ -147,8 +156,8 @@ def _attack(victim: Victim, kind: str, seconds: float, report: Report) -> None:
         report.problems.append(f"{kind}: the neighbour's p99 got {slower:.1f} times slower")
     if outcome.longest_ms > 1e3 * HANG_S:
         report.problems.append(f"{kind}: the neighbour waited for {outcome.longest_ms:.0f} ms")
-    whole_s = 0.9 * seconds if seconds >= JUDGED_S else HANG_S
-    if outcome.longest_visit_ms > 1e3 * min(HANG_S, whole_s):
+    bound_s = min(HANG_S, 0.9 * seconds) if seconds >= JUDGED_S else HANG_S
+    if kind in TAKE_PLACES and outcome.longest_visit_ms > 1e3 * bound_s:
         report.problems.append(f"{kind}: nobody was taken in for {outcome.longest_visit_ms:.0f} ms")
     if len(victim.log) - log_bytes > LOG_BYTES_MAX:
         report.problems.append(f"{kind}: {len(victim.log) - log_bytes} bytes of log")
