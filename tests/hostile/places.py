@@ -42,9 +42,10 @@ async def idle_append_streams(target: Target) -> None:
         for _number in range(512):
             await connection.call("Append", target.bookie_id)
             await asyncio.sleep(0)
-        while not (connection.closed or connection.ended):
+        while not connection.closed:
+            for stream in list(connection.ended):  # again and again, but no flood
+                await connection.until_ended(stream)
+                await connection.call("Append", target.bookie_id)
             await asyncio.sleep(0.1)
-        await connection.close()
-        target.connections.remove(connection)
 
     await again_and_again(turn, side_by_side=4)
