@@ -32,6 +32,11 @@ class Beside:
         assert self._process is not None, "start comes first"
         return self._process.poll() is None
 
+    @property
+    def has_begun(self) -> bool:
+        """It was served once: no attack begins before that."""
+        return self._file.stat().st_size > 0
+
     def latencies(self, begin: float, end: float) -> list[float]:
         """Of the entries that were acknowledged then, or of visits, sorted; and, when it waits for
         one, for how long."""

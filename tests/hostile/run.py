@@ -104,7 +104,7 @@ def run(kinds: Sequence[str], seconds: float) -> Report:
     report = Report(seconds)
     with tempfile.TemporaryDirectory() as directory, Victim(Path(directory)) as victim:
         for beside in (victim.neighbour, victim.control, victim.visitor):
-            while not beside.latencies(0.0, time.monotonic()):
+            while beside.is_alive and not beside.has_begun:
                 time.sleep(0.05)
         for kind in kinds:
             _attack(victim, kind, seconds, report)
