@@ -239,7 +239,7 @@ class Bookie:
             return
         self._perform(accepted.steps, done)
         if accepted.lac_advanced:
-            self._watchers.notify(ledger_id)
+            self._watchers.notify(ledger_id, EntryId(accepted.record.last_add_confirmed))
 
     # -- questions -----------------------------------------------------------------------------
 
@@ -251,11 +251,11 @@ class Bookie:
         return end_of_ledger(found, ledger_id, shown_hash(access_key))
 
     def watch_last_confirmed(
-        self, ledger_id: LedgerId, callback: Callable[[], None]
+        self, ledger_id: LedgerId, above: EntryId, callback: Callable[[], None]
     ) -> Callable[[], None]:
-        """Call back whenever the ledger's last add confirmed grows and once it is fenced, until
-        the callable that is returned is called."""
-        return self._watchers.add(ledger_id, callback)
+        """Call back whenever the ledger's last add confirmed grows, once it is higher than
+        ``above``, and once it is fenced, until the callable that is returned is called."""
+        return self._watchers.add(ledger_id, above, callback)
 
     def read(
         self,
@@ -428,7 +428,7 @@ class Bookie:
         self._storage.add(cached, accepted.record, is_held=is_held)
         self._journal.append(RecordType.RUN, block, add.done, place)
         if accepted.lac_advanced:
-            self._watchers.notify(run.ledger_id)
+            self._watchers.notify(ledger_id, EntryId(accepted.record.last_add_confirmed))
 
     def _decide(
         self,

@@ -2,46 +2,61 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Callable
 from functools import partial
 from itertools import count, islice
 
 from spark_ledger.limits.bookie import BOOKIE_WATCHERS_AT_ONCE
-from spark_ledger.types import LedgerId
+from spark_ledger.types import EntryId, LedgerId
 
 
 class Watchers:
     """Callbacks by ledger. Everything here belongs to the service thread.
 
     Thousands may watch one ledger, and each has an answer to send when it is called: they are
-    called some at a time.
+    called some at a time. Who waits for an entry far ahead is not called for those before it: each
+    entry of a busy ledger would wake all of them for nothing.
     """
 
     def __init__(self, post: Callable[[Callable[[], None]], None]) -> None:
         """``post`` runs a callable on the service thread, in a later turn."""
         self._post = post
         self._callbacks: dict[LedgerId, dict[int, Callable[[], None]]] = {}
+        self._waiting: dict[LedgerId, list[tuple[int, int]]] = {}  # above what, and who: ascending
         self._due: dict[LedgerId, dict[int, None]] = {}  # who is to be called yet, in order
         self._tokens = count()
 
-    def add(self, ledger_id: LedgerId, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back from now on, until the callable that is returned is called."""
+    def add(
+        self, ledger_id: LedgerId, above: EntryId, callback: Callable[[], None]
+    ) -> Callable[[], None]:
+        """Call back from now on about what is higher than ``above``, until the callable that is
+        returned is called."""
         token = next(self._tokens)
         self._callbacks.setdefault(ledger_id, {})[token] = callback
+        insort(self._waiting.setdefault(ledger_id, []), (above, token))
 
         def cancel() -> None:
             watching = self._callbacks.get(ledger_id, {})
-            watching.pop(token, None)
+            if watching.pop(token, None) is None:
+                return
+            waiting = self._waiting[ledger_id]
+            del waiting[bisect_left(waiting, (above, token))]
             if not watching:
-                self._callbacks.pop(ledger_id, None)
+                del self._callbacks[ledger_id], self._waiting[ledger_id]
 
         return cancel
 
-    def notify(self, ledger_id: LedgerId) -> None:
-        """Call all who watch the ledger, soon; a callback may cancel, its own or another."""
+    def notify(self, ledger_id: LedgerId, confirmed: EntryId | None = None) -> None:
+        """Call all who watch the ledger for less than is confirmed now, soon, or all at all without
+        that; a callback may cancel, its own or another."""
         if not self._callbacks or ledger_id not in self._callbacks:
             return
-        now = dict.fromkeys(self._callbacks[ledger_id])
+        waiting = self._waiting[ledger_id]
+        end = len(waiting) if confirmed is None else bisect_left(waiting, (confirmed, -1))
+        if not end:
+            return
+        now = dict.fromkeys([token for _above, token in waiting[:end]])
         if ledger_id in self._due:
             self._due[ledger_id].update(now)  # who is there already keeps its place
         else:

@@ -126,9 +126,10 @@ class BookieApi(Protocol):
         """The ledger's LAC and last entry here."""
 
     def watch_last_confirmed(
-        self, ledger_id: LedgerId, callback: Callable[[], None]
+        self, ledger_id: LedgerId, above: EntryId, callback: Callable[[], None]
     ) -> Callable[[], None]:
-        """Call back when the LAC grows, and on fence; the result cancels the watch."""
+        """Call back when the LAC grows and is higher than ``above``, and on fence; the result
+        cancels the watch."""
 
     def read(
         self,

@@ -144,6 +144,7 @@ class AppendSession:
         self._malformed = 0  # adds
         self._unauthorized = 0  # appenders
         self._reads_since = math.inf  # while nothing is read
+        self._writes_since = math.inf  # while nothing is written
         self._message_bytes = APPEND_MESSAGE_BYTES_TARGET  # the size of the last one
         self._message_cost = APPEND_MESSAGE_BYTES_TARGET  # what its adds count in shares
         self.is_known = False  # something of it was stored
@@ -234,6 +235,22 @@ class AppendSession:
     def has_waited_s(self) -> float:
         """For how long it has waited for the rest of a message, or for the next one."""
         return time.perf_counter() - self._reads_since
+
+    @property
+    def idle_s(self) -> float:
+        """For how long it has waited for its client, to send or to read, with nothing of it under
+        way; negative if it does not."""
+        return -math.inf if self._pending else max(self.has_waited_s, self.unread_s)
+
+    @property
+    def unread_s(self) -> float:
+        """For how long it has waited for its client to read; negative if it does not."""
+        return time.perf_counter() - self._writes_since
+
+    @property
+    def ends(self) -> bool:
+        """It was told to end, or does so."""
+        return bool(self._ends_with) or self._draining or self._ended
 
     async def _read_all(self) -> None:
         while not self._draining:
@@ -418,7 +435,9 @@ class AppendSession:
                 return
             response = self._collect()
             if response.results:
+                self._writes_since = time.perf_counter()
                 await self._context.write(response)
+                self._writes_since = math.inf
             self._sent.set()
             if self._ended and not self._pending and not self._changed:
                 return

@@ -45,6 +45,10 @@ HangsUp: TypeAlias = Callable[[str, Why], None]
 """Ends the connection of a peer, and with it all of its calls."""
 
 
+MakesWay: TypeAlias = Callable[[int], bool]
+"""Has a call end for a connection that has so many; whether there is one."""
+
+
 def current_call() -> Call:
     """The call whose handler runs."""
     task = asyncio.current_task()
@@ -89,15 +93,20 @@ class CallLimits:
         self._of_connection: Counter[tuple[Kind, str]] = Counter()
         self._receiving: dict[Call, tuple[float, str]] = {}  # since when, from whom
         self._receiving_from: Counter[str] = Counter()  # how many of these, by connection
+        self.makes_way: dict[Kind, MakesWay] = {}
+        """Kinds of which some calls only wait: one of them may end for another."""
 
     @contextmanager
     def admitted(self, kind: Kind, connection: str) -> Iterator[Refusal | None]:
-        """Count a call while it runs; yields why it must not, or None."""
+        """Count a call while it runs; yields why it must not, or None. Where all run that may, one
+        that only waits ends for a connection that has fewer, if there is one."""
         key = kind, connection
         running, own = self._running[kind], self._of_connection[key]
         bound = BOUNDS[kind]
-        if running >= bound or own >= max(1, bound // BOOKIE_CONNECTION_SHARE):
+        is_greedy = own >= max(1, bound // BOOKIE_CONNECTION_SHARE)
+        if is_greedy or running >= bound:
             self._refused[kind.name.lower()] += 1
+        if is_greedy or (running >= bound and not self._makes_way(kind, own)):
             message = f"{running} {kind.value} are served here, {own} of them for this connection"
             yield Refusal(BookieStatus.TOO_MANY_REQUESTS, f"{message}: ask again later")
             return
@@ -110,6 +119,10 @@ class CallLimits:
             self._of_connection[key] -= 1
             if not self._of_connection[key]:
                 del self._of_connection[key]
+
+    def _makes_way(self, kind: Kind, own: int) -> bool:
+        makes_way = self.makes_way.get(kind)
+        return makes_way is not None and makes_way(own)
 
     @contextmanager
     def receiving(self, connection: str) -> Iterator[None]:
@@ -144,7 +157,7 @@ class CallLimits:
 
 
 class Leftovers:
-    """Calls whose handlers are done and whose clients have not read the answer: gRPC keeps them.
+    """Calls that are answered, and whose clients have not read the answer: gRPC keeps them.
     Of too many the connections of the oldest end, once they had time to be read: thousands of long
     polls end in one turn of the loop when an entry is confirmed, and none of them is to blame."""
 
@@ -154,7 +167,7 @@ class Leftovers:
         self._timer: asyncio.TimerHandle | None = None
 
     def handler_ended(self, connection: str) -> None:
-        """The handler that runs has nothing more to do."""
+        """The handler that runs has nothing more to do, but to wait until its answer is taken."""
         call = current_call()
         if call in self._calls:
             return

@@ -77,7 +77,7 @@ class GrpcServer:
         self._port = 0
         self._server = grpc.aio.server(
             options=server_options(connections_max),
-            interceptors=[MetricsInterceptor(metrics, service.hang_up)],
+            interceptors=[MetricsInterceptor(metrics, service.leftovers)],
             maximum_concurrent_rpcs=BOOKIE_CALLS_MAX,
         )
         self._server.add_generic_rpc_handlers((service.handlers(), service.health.handlers()))

@@ -12,7 +12,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 
 import grpc
@@ -21,7 +20,7 @@ import grpc.aio
 from bookie_server.service.append_gate import AppendGate, AppendShares
 from bookie_server.service.append_session import AppendSession
 from bookie_server.service.append_turns import AppendTurns
-from bookie_server.service.calls import AnswerRoom, CallLimits, Kind
+from bookie_server.service.calls import AnswerRoom, CallLimits, Kind, Leftovers
 from bookie_server.service.confirmations import confirm_all, confirm_error
 from bookie_server.service.context import CallContext
 from bookie_server.service.guard.client_watch import ClientWatch
@@ -31,14 +30,15 @@ from bookie_server.service.guard.nonsense import Nonsense
 from bookie_server.service.guard.sockets import Sockets
 from bookie_server.service.health import Health
 from bookie_server.service.lists import list_error, next_part, refused_list
+from bookie_server.service.long_polls import LongPolls
 from bookie_server.service.metrics import ServiceMetrics
 from bookie_server.service.read_path import RangeRead, read_request_error
 from bookie_server.service.requests import Requests
+from bookie_server.service.spare_streams import SpareStreams
 from spark_ledger.bookie_api import (
     ASKED_BY,
     BookieApi,
     Done,
-    LedgerEnd,
     Refusal,
     refuse_reader,
 )
@@ -52,7 +52,6 @@ from spark_ledger.limits.bookie import (
     BOOKIE_UNREAD_GRACE_S,
     BOOKIE_UNREAD_S,
 )
-from spark_ledger.limits.entries import LONG_POLL_S_MAX
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
 from spark_ledger.wire.codec import BOOKIE_ID_KEY, SERVICE_NAME, encode_read_end, status_to_wire
@@ -102,6 +101,7 @@ class BookieService:
         self._sockets = Sockets()
         self.hang_up = HangUp(self._sockets, metrics.connections_ended)
         self._limits = CallLimits(self.hang_up, metrics.calls_refused)
+        self.leftovers = Leftovers(self.hang_up)
         self.connections = self._connections = Connections()
         """What the clients have begun and sent."""
         self._nonsense = Nonsense()
@@ -124,7 +124,10 @@ class BookieService:
             self._limits,
             lambda: self._sessions,
         )
-        self._polls: set[asyncio.Event] = set()
+        self._polls = LongPolls(bookie, metrics)
+        spare_streams = SpareStreams(self._sessions, self.hang_up)
+        self._limits.makes_way[Kind.POLL] = self._polls.make_way
+        self._limits.makes_way[Kind.APPEND] = spare_streams.make_way
         self._is_draining = False
         self._stall = ""
         self._pool = ThreadPoolExecutor(BOOKIE_READ_THREADS, thread_name_prefix="bookie-read")
@@ -172,8 +175,7 @@ class BookieService:
         self._is_draining = True
         for session in list(self._sessions):
             session.drain()
-        for poll in list(self._polls):
-            poll.set()
+        self._polls.drain()
 
     def disks_stall(self, reason: str) -> None:
         """A disk that adds wait for does not move, or goes on (""): tell who adds (rule S15)."""
@@ -265,17 +267,16 @@ class BookieService:
             elif refusal is None:
                 ledger_id = LedgerId(request.ledger_id)
                 refusal = refuse_reader(self._bookie, ledger_id, request.access_key)
-            if refusal is not None:
-                status, message = refusal
-                self._metrics.read_ended(status, 0, time.perf_counter() - started)
-                await context.write(encode_read_end(status, EntryId(request.first_entry), message))
-                return
             work = RangeRead(self._bookie, request)
-            while not work.ended:
+            while refusal is None and not work.ended:
                 await self._write_part(work, context)
                 if self._answers.new_calls_wait:
                     break  # in turns: its client asks for the rest, behind those that wait
-        self._metrics.read_ended(work.status, work.bytes_read, time.perf_counter() - started)
+        status = work.status if refusal is None else refusal.status
+        self._metrics.read_ended(status, work.bytes_read, time.perf_counter() - started)
+        if refusal is not None:
+            first = EntryId(request.first_entry)
+            await self._refuse(encode_read_end(status, first, refusal.message), context)
 
     async def _write_part(self, work: RangeRead, context: CallContext) -> None:
         """Read the next part of a range when there is room for it, and write it."""
@@ -313,7 +314,11 @@ class BookieService:
                 last_add_confirmed=-1,
                 last_entry=-1,
             )
-        end = await self._moved_end(request) if request.wait_ms else self._end(request)
+        if request.wait_ms:
+            end = await self._polls.end_of_ledger(request, context.peer())
+        else:
+            ledger_id = LedgerId(request.ledger_id)
+            end = self._bookie.end_of_ledger(ledger_id, access_key=request.access_key)
         return pb.ReadLastConfirmedResponse(
             status=status_to_wire(end.status),
             message=end.message,
@@ -343,12 +348,9 @@ class BookieService:
         """Ranges of the entries held here of a ledger, or the ledgers from one on."""
         with self._limits.admitted(Kind.LIST, context.peer()) as busy:
             refusal = busy or self._refusal(context, list_error(request))
-            if refusal is not None:
-                await context.write(refused_list(request, refusal))
-                return
             loop = asyncio.get_running_loop()
             following: int | None = request.first_entry
-            while following is not None:
+            while refusal is None and following is not None:
                 await self._answers.reserve()
                 try:
                     response, following = await loop.run_in_executor(
@@ -359,6 +361,8 @@ class BookieService:
                     raise
                 with self._answers.hold(response.ByteSize(), context.peer()):
                     await context.write(response)
+        if refusal is not None:
+            await self._refuse(refused_list(request, refusal), context)
 
     async def describe(
         self, _request: pb.DescribeRequest, context: CallContext
@@ -389,6 +393,12 @@ class BookieService:
         )
 
     # -- parts -------------------------------------------------------------------------------------
+
+    async def _refuse(self, answer: object, context: CallContext) -> None:
+        """Write the only message of a stream that is refused. The call is over, and counts in its
+        kind no more: its client may not read even that."""
+        self.leftovers.handler_ended(context.peer())
+        await context.write(answer)
 
     def _wrong_bookie(self, context: CallContext) -> Refusal | None:
         """Refuse what was meant for the bookie that had this address before."""
@@ -427,43 +437,6 @@ class BookieService:
         )
         self._metrics.fences[status] += 1
         return None if status is BookieStatus.OK else Refusal(status, message)
-
-    def _end(self, request: pb.ReadLastConfirmedRequest) -> LedgerEnd:
-        return self._bookie.end_of_ledger(
-            LedgerId(request.ledger_id), access_key=request.access_key
-        )
-
-    async def _moved_end(self, request: pb.ReadLastConfirmedRequest) -> LedgerEnd:
-        """Long poll: the end once its LAC is above ``wait_above`` or the ledger is fenced.
-
-        A ledger that is not known here yet is waited for as well: its first entry may be on its
-        way. When nothing happens within the time, the end as it is then.
-        """
-        changed = asyncio.Event()
-        cancel = self._bookie.watch_last_confirmed(LedgerId(request.ledger_id), changed.set)
-        self._metrics.long_polls += 1
-        self._polls.add(changed)
-        try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(min(request.wait_ms / 1000, LONG_POLL_S_MAX)):
-                    while not (self._is_draining or self._has_moved(request)):
-                        changed.clear()
-                        await changed.wait()
-        finally:
-            self._metrics.long_polls -= 1
-            self._polls.discard(changed)
-            cancel()
-        return self._end(request)
-
-    def _has_moved(self, request: pb.ReadLastConfirmedRequest) -> bool:
-        end = self._end(request)
-        if end.status is BookieStatus.NO_SUCH_LEDGER:
-            return False
-        return (
-            end.status is not BookieStatus.OK
-            or end.fenced
-            or end.last_add_confirmed > request.wait_above
-        )
 
 
 async def _answer(ask: Callable[[Done], None]) -> Refusal:

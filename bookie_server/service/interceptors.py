@@ -9,7 +9,7 @@ from typing import TypeVar
 import grpc
 import grpc.aio
 
-from bookie_server.service.calls import HangsUp, Leftovers
+from bookie_server.service.calls import Leftovers
 from bookie_server.service.context import CallContext
 from bookie_server.service.metrics import ServiceMetrics
 
@@ -24,9 +24,9 @@ class MetricsInterceptor(grpc.aio.ServerInterceptor):
     client could fill the log. The call is ended instead.
     """
 
-    def __init__(self, metrics: ServiceMetrics, hang_up: HangsUp) -> None:
+    def __init__(self, metrics: ServiceMetrics, leftovers: Leftovers) -> None:
         self._metrics = metrics
-        self._leftovers = Leftovers(hang_up)
+        self._leftovers = leftovers
 
     async def intercept_service(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from typing import Final
 
 from spark_ledger.client.context import ClientContext
@@ -176,6 +177,13 @@ class Prover:
         return None, BookieStatus.IO_ERROR if ended is None else ended.status
 
 
+def _is_news(reply: LastConfirmed, known: EntryId) -> bool:
+    """Whether a bookie would have told this to one that waits."""
+    if reply.status is BookieStatus.OK:
+        return reply.fenced or reply.last_add_confirmed > known
+    return reply.status not in (BookieStatus.NO_SUCH_LEDGER, BookieStatus.TOO_MANY_REQUESTS)
+
+
 async def wait_for_newer(
     context: ClientContext,
     metadata: LedgerMetadata,
@@ -189,20 +197,25 @@ async def wait_for_newer(
     began, timeout_s = loop.time(), context.config.read_timeout_s
     round_ = LongPoll(metadata, known)
 
-    async def ask(bookie_index: int, bookie_id: BookieId) -> tuple[int, LastConfirmed]:
-        reply = await unless_busy(
-            context,
-            lambda: context.transport.read_last_confirmed(
-                bookie_id,
-                ledger_id,
-                wait_above=known,
-                wait_s=max(0.0, began + wait_s - loop.time()),
-                access_key=access_key,
-                timeout_s=timeout_s,
-            ),
-            wait_s,
+    async def poll(bookie_id: BookieId) -> LastConfirmed:
+        """A bookie's answer, held until it knows more. It may have no room for another that waits;
+        what it knows now it says all the same, and it is busy only if that is nothing new."""
+        asked = partial(
+            context.transport.read_last_confirmed,
+            bookie_id,
+            ledger_id,
+            wait_above=known,
+            access_key=access_key,
+            timeout_s=timeout_s,
         )
-        return bookie_index, reply
+        reply = await asked(wait_s=max(0.0, began + wait_s - loop.time()))
+        if reply.status is BookieStatus.TOO_MANY_REQUESTS:
+            told = await asked()
+            reply = told if _is_news(told, known) else reply
+        return reply
+
+    async def ask(bookie_index: int, bookie_id: BookieId) -> tuple[int, LastConfirmed]:
+        return bookie_index, await unless_busy(context, lambda: poll(bookie_id), wait_s)
 
     bookies = metadata.last_fragment.bookies
     tasks = [loop.create_task(ask(index, bookie)) for index, bookie in enumerate(bookies)]

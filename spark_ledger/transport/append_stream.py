@@ -137,9 +137,9 @@ class StreamAppender:
         self._on_result(AddResult(self._stream.bookie_id, status, last_entry, message))
 
     def fail(self, message: str) -> None:
-        """The append stream broke: report UNAVAILABLE for the first run that has no answer."""
+        """The append stream broke: report so for the first run that has no answer."""
         first = self._outstanding[0][0] if self._outstanding else EntryId(-1)
-        self.report(BookieStatus.UNAVAILABLE, first, message)
+        self.report(self._stream.broken_by, first, message)
 
     def _end(self) -> None:
         self._ended = True
@@ -204,6 +204,9 @@ class AppendStream:
         self._idle: asyncio.Future[None] | None = None
         """What the sender waits on while nothing is queued."""
         self._broken = broken
+        self.broken_by = BookieStatus.UNAVAILABLE
+        """What appenders of a broken stream report: TOO_MANY_REQUESTS if the bookie had no room for
+        the stream, and has stored nothing of it (rule P11)."""
         self._of_nothing_left = RESULTS_OF_NOTHING_MAX
         """So many more results may say nothing new."""
         self._is_known = False  # the bookie has stored something of this stream
@@ -324,9 +327,12 @@ class AppendStream:
                 await self._idle
         except TimeoutError:
             self._break(f"no connection within {self._connect_timeout_s} s")
-        except (grpc.RpcError, asyncio.InvalidStateError) as error:
-            # InvalidStateError: the call ended between two writes, as the receiver sees too.
-            self._break(failure_of(error)[1] if isinstance(error, grpc.RpcError) else str(error))
+        except asyncio.InvalidStateError as error:
+            # The call ended between two writes: if it has a receiver, that one hears why.
+            if len(self._tasks) == 1:
+                self._break(str(error))
+        except grpc.RpcError as error:
+            self._ended(error)
 
     async def _receive_all(self, call: AppendCall) -> None:
         try:
@@ -342,9 +348,17 @@ class AppendStream:
                     await asyncio.sleep(0)
                     self._dispatch(part)
         except grpc.RpcError as error:
-            self._break(failure_of(error)[1])
+            self._ended(error)
         except (DecodeError, MalformedMessageError) as error:
             self._break(f"its answer is not one: {error}")
+
+    def _ended(self, error: grpc.RpcError) -> None:
+        status, details = failure_of(error)
+        if status is BookieStatus.TOO_MANY_REQUESTS and not (self._is_known or self._broken):
+            self.broken_by = status
+            self.break_off(f"bookie {self.bookie_id} is busy: {details}")
+        else:
+            self._break(details)
 
     def _break(self, details: str) -> None:
         self.break_off(f"bookie {self.bookie_id} is unavailable: {details}")

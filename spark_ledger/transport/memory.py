@@ -387,7 +387,7 @@ class _LongPoll:
         self._access_key = access_key
         self._wait_above = wait_above
         self._reply = reply
-        self._cancel_watch = bookie.watch_last_confirmed(ledger_id, self._changed)
+        self._cancel_watch = bookie.watch_last_confirmed(ledger_id, wait_above, self._changed)
         self._timer: asyncio.TimerHandle | None = None
         self._answered = False
 

@@ -19,7 +19,7 @@ class _Ledger:
     entries: dict[int, bytes] = field(default_factory=dict)
     last_add_confirmed: int = -1
     fenced: bool = False
-    watches: list[Callable[[], None]] = field(default_factory=list)
+    watches: list[tuple[int, Callable[[], None]]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class ScriptedBookie:
             return
         ledger = self._ledger(ledger_id, access_key)
         ledger.fenced = True
-        for watch in list(ledger.watches):
+        for _above, watch in list(ledger.watches):
             self._later(watch)
         self._later(lambda: done(BookieStatus.OK, ""))
 
@@ -113,11 +113,11 @@ class ScriptedBookie:
         )
 
     def watch_last_confirmed(
-        self, ledger_id: LedgerId, callback: Callable[[], None]
+        self, ledger_id: LedgerId, above: EntryId, callback: Callable[[], None]
     ) -> Callable[[], None]:
         watches = self.ledgers.setdefault(ledger_id, _Ledger(None)).watches
-        watches.append(callback)
-        return lambda: watches.remove(callback)
+        watches.append((above, callback))
+        return lambda: watches.remove((above, callback))
 
     def read(
         self,
@@ -200,5 +200,6 @@ class ScriptedBookie:
     def _confirm(self, ledger: _Ledger, last_add_confirmed: int) -> None:
         if last_add_confirmed > ledger.last_add_confirmed:
             ledger.last_add_confirmed = last_add_confirmed
-            for watch in list(ledger.watches):
-                watch()
+            for above, watch in list(ledger.watches):
+                if above < last_add_confirmed:
+                    watch()

@@ -304,7 +304,7 @@ async def watches_that_nobody_reads(target: Target) -> None:
     await again_and_again(turn, side_by_side=8)
 
 
-async def _flood(
+async def flood(
     target: Target,
     method: str,
     request: Callable[[], bytes],
@@ -334,19 +334,19 @@ async def tail_requests(target: Target) -> None:
     body = pb.ReadLastConfirmedRequest(
         ledger_id=MANY_LEDGER, wait_above=2**62, wait_ms=2**32 - 1
     ).SerializeToString()
-    await _flood(target, "ReadLastConfirmed", lambda: body, connections=50, at_once=100)
+    await flood(target, "ReadLastConfirmed", lambda: body, connections=50, at_once=100)
 
 
 @attack
 async def descriptions(target: Target) -> None:
-    await _flood(target, "Describe", bytes, connections=8, at_once=32)
+    await flood(target, "Describe", bytes, connections=8, at_once=32)
 
 
 @attack
 async def reads(target: Target) -> None:
     """Reads of everything, by clients that take it."""
     body = pb.ReadRequest(ledger_id=MANY_LEDGER, last_entry=2**62).SerializeToString()
-    await _flood(target, "Read", lambda: body, connections=8, at_once=8, window=8 * MIB)
+    await flood(target, "Read", lambda: body, connections=8, at_once=8, window=8 * MIB)
 
 
 @attack
@@ -361,7 +361,7 @@ async def strange_ranges(target: Target) -> None:
     ]
     bodies = [request.SerializeToString() for request in wanted]
     turns = count()
-    await _flood(
+    await flood(
         target, "Read", lambda: bodies[next(turns) % len(bodies)], connections=4, at_once=16
     )
 
@@ -374,13 +374,13 @@ async def fences(target: Target) -> None:
         ledger_id = next(target.ledgers)
         return pb.ReadLastConfirmedRequest(ledger_id=ledger_id, fence=True).SerializeToString()
 
-    await _flood(target, "ReadLastConfirmed", request, connections=8, at_once=32)
+    await flood(target, "ReadLastConfirmed", request, connections=8, at_once=32)
 
 
 @attack
 async def lists(target: Target) -> None:
     body = pb.ListEntriesRequest(ledger_id=MANY_LEDGER).SerializeToString()
-    await _flood(target, "ListEntries", lambda: body, connections=8, at_once=16)
+    await flood(target, "ListEntries", lambda: body, connections=8, at_once=16)
 
 
 @attack

@@ -1,4 +1,4 @@
-"""A steady appender beside an attack, as a process of its own, and how long its entries took."""
+"""A client beside an attack, as a process of its own, and how long it waited for what it wanted."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from pathlib import Path
 
 
 class Beside:
-    """The process of ``tests.hostile.neighbour``, from the outside."""
+    """The process of ``tests.hostile.neighbour``, or of ``visitor``, from the outside."""
 
-    def __init__(self, address: str, bookie_id: str, file: Path) -> None:
+    def __init__(
+        self, address: str, bookie_id: str, file: Path, *, program: str = "neighbour"
+    ) -> None:
         self._command = (
-            *(sys.executable, "-m", "tests.hostile.neighbour"),
+            *(sys.executable, "-m", f"tests.hostile.{program}"),
             *(address, bookie_id, str(file)),
         )
         self._file = file
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Append from now on."""
+        """Begin."""
         self._file.touch()
         self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE)
 
@@ -30,9 +32,14 @@ class Beside:
         assert self._process is not None, "start comes first"
         return self._process.poll() is None
 
+    @property
+    def has_begun(self) -> bool:
+        """It was served once: no attack begins before that."""
+        return self._file.stat().st_size > 0
+
     def latencies(self, begin: float, end: float) -> list[float]:
-        """Of the entries that were acknowledged then, sorted; and, when it waits for one, for how
-        long."""
+        """Of the entries that were acknowledged then, or of visits, sorted; and, when it waits for
+        one, for how long."""
         found: list[float] = []
         last = begin
         for line in self._file.read_text(encoding="ascii").splitlines():
@@ -45,7 +52,7 @@ class Beside:
         return sorted(found)
 
     def finish(self) -> int:
-        """Have it compare every entry; its exit code."""
+        """Have it end, and a neighbour compare every entry; its exit code."""
         assert self._process is not None and self._process.stdin is not None
         self._process.stdin.close()
         return self._process.wait(120)

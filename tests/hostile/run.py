@@ -16,7 +16,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
-import tests.hostile.frames  # noqa: F401 - its kinds are found by being there
+import tests.hostile.frames  # its kinds are found by being there
+import tests.hostile.places  # noqa: F401
 from tests.hostile.attacks import ATTACKS, Target
 from tests.hostile.beside import quantile
 from tests.hostile.victim import BOOKIE, Victim
@@ -40,6 +41,15 @@ NOISE_MS: Final = 20.0
 HANG_S: Final = 10.0
 """The longest that the neighbour may wait for one entry on a busy machine."""
 
+TAKE_PLACES: Final = (
+    "idle-append-streams",
+    "refusals-that-nobody-reads",
+    "tails-of-the-neighbour",
+)
+"""Kinds beside which every newcomer must be served within ``HANG_S``. Of a flood of calls gRPC
+resets some by lot, those of newcomers too, and reads wait behind answers that nobody reads: how
+long a visit takes beside those is shown, and not judged."""
+
 QUIET_S: Final = 1.0
 """Without an attack, to know what the neighbour has in peace."""
 
@@ -60,6 +70,9 @@ class Outcome:
     after_mib: int
     processor_share: float
     """Of one processor, for the bookie."""
+
+    longest_visit_ms: float = 0.0
+    """Of a client that comes anew, writes, fences, reads and asks for news."""
 
     @property
     def ratio(self) -> float:
@@ -90,13 +103,14 @@ def run(kinds: Sequence[str], seconds: float) -> Report:
     """Attack with each kind for so many seconds."""
     report = Report(seconds)
     with tempfile.TemporaryDirectory() as directory, Victim(Path(directory)) as victim:
-        for beside in (victim.neighbour, victim.control):
-            while not beside.latencies(0.0, time.monotonic()):
+        for beside in (victim.neighbour, victim.control, victim.visitor):
+            while beside.is_alive and not beside.has_begun:
                 time.sleep(0.05)
         for kind in kinds:
             _attack(victim, kind, seconds, report)
             if not victim.is_alive:
-                report.problems.append(f"{kind}: bookie or neighbour ended\n{victim.log[-3000:]}")
+                ended = f"{kind}: bookie, neighbour or visitor ended"
+                report.problems.append(f"{ended}\n{victim.log[-3000:]}")
                 return report
         report.entries = len(victim.neighbour.latencies(0.0, time.monotonic()))
         if victim.neighbour.finish() != 0:
@@ -131,6 +145,7 @@ def _attack(victim: Victim, kind: str, seconds: float, report: Report) -> None:
         peak,
         now,
         round(processor_s / (ended - attacked), 2),
+        1e3 * max(victim.visitor.latencies(attacked, ended), default=0.0),
     )
     report.outcomes.append(outcome)
     print(line(outcome), flush=True)
@@ -141,6 +156,9 @@ def _attack(victim: Victim, kind: str, seconds: float, report: Report) -> None:
         report.problems.append(f"{kind}: the neighbour's p99 got {slower:.1f} times slower")
     if outcome.longest_ms > 1e3 * HANG_S:
         report.problems.append(f"{kind}: the neighbour waited for {outcome.longest_ms:.0f} ms")
+    bound_s = min(HANG_S, 0.9 * seconds) if seconds >= JUDGED_S else HANG_S
+    if kind in TAKE_PLACES and outcome.longest_visit_ms > 1e3 * bound_s:
+        report.problems.append(f"{kind}: nobody was taken in for {outcome.longest_visit_ms:.0f} ms")
     if len(victim.log) - log_bytes > LOG_BYTES_MAX:
         report.problems.append(f"{kind}: {len(victim.log) - log_bytes} bytes of log")
 
@@ -164,16 +182,17 @@ def line(outcome: Outcome) -> str:
     return (
         f"{outcome.kind:36} {outcome.p99_before_ms:7.1f} {outcome.p99_control_ms:8.1f} "
         f"{outcome.p99_ms:9.1f} {outcome.ratio:8.1f} {outcome.control_ratio:10.1f} "
-        f"{outcome.longest_ms:8.0f} {outcome.peak_mib:5} {outcome.after_mib:6} "
-        f"{outcome.processor_share:9.2f}"
+        f"{outcome.longest_ms:8.0f} {outcome.longest_visit_ms:8.0f} {outcome.peak_mib:5} "
+        f"{outcome.after_mib:6} {outcome.processor_share:9.2f}"
     )
 
 
 def table(report: Report) -> str:
-    """What a reader looks at: the neighbour's p99 in milliseconds, and the bookie's memory."""
+    """What a reader looks at: the neighbour's p99 in milliseconds, its longest wait, the longest
+    visit, and the bookie's memory."""
     head = (
         f"{'kind':36} {'alone':>7} {'control':>8} {'attacked':>9} {'to alone':>8} "
-        f"{'to control':>10} {'longest':>8} {'peak':>5} {'after':>6} "
+        f"{'to control':>10} {'longest':>8} {'visit':>8} {'peak':>5} {'after':>6} "
         f"{'processor':>9}"
     )
     rows = [line(outcome) for outcome in report.outcomes]

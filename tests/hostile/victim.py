@@ -1,4 +1,4 @@
-"""A real bookie under attack, the steady appenders beside it, and what all went through."""
+"""A real bookie under attack, the clients beside it, and what all went through."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from spark_ledger.wire.codec import (
 )
 from spark_ledger.wire.options import transfer_options
 from tests.hostile.beside import Beside
+from tests.hostile.visitor import FENCED, WRITTEN
 from tests.made_ledgers import make_ledgers
 
 BOOKIE: Final = "bookie-0"
@@ -47,8 +48,8 @@ def plain_run(ledger_id: int, first_entry: int, entries: int, size: int) -> Entr
 
 
 class Victim:
-    """One bookie with data, its neighbour, and that of another bookie. Ends all at the end of the
-    ``with`` block."""
+    """One bookie with data, its neighbour, its visitor, and the neighbour of another bookie. Ends
+    all at the end of the ``with`` block."""
 
     def __init__(self, directory: Path) -> None:
         self._cluster = LocalCluster(bookies=2, directory=directory / "cluster")
@@ -57,14 +58,18 @@ class Victim:
         self.pid = self._cluster.bookie_pid(0)
         self._peak_mib = 0
         self.neighbour = Beside(self.address, BOOKIE, directory / "latencies")
+        self.visitor = Beside(self.address, BOOKIE, directory / "visits", program="visitor")
         self.control = Beside(self._cluster.bookie_address(1), OTHER, directory / "control")
 
     def __enter__(self) -> Victim:
         try:
-            make_ledgers(self._cluster.uri, (1, BIG_LEDGER, MANY_LEDGER, *FLOODED_LEDGERS))
+            make_ledgers(
+                self._cluster.uri, (1, BIG_LEDGER, MANY_LEDGER, WRITTEN, FENCED, *FLOODED_LEDGERS)
+            )
             self._fill(self.address, BOOKIE)
             self.neighbour.start()
             self.control.start()
+            self.visitor.start()
         except BaseException:
             self._stop()
             raise
@@ -81,13 +86,14 @@ class Victim:
     def _stop(self) -> None:
         self.neighbour.kill()
         self.control.kill()
+        self.visitor.kill()
         self._cluster.stop()
 
     @property
     def is_alive(self) -> bool:
-        """The bookie was neither restarted nor ended, and the neighbour has every answer so far."""
+        """The bookie was neither restarted nor ended, and those beside it had right answers."""
         same = self._cluster.is_bookie_running(0) and self._cluster.bookie_pid(0) == self.pid
-        return same and self.neighbour.is_alive
+        return same and self.neighbour.is_alive and self.visitor.is_alive
 
     @property
     def log(self) -> str:

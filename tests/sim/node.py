@@ -469,10 +469,12 @@ class BookieNode:
                 break
         return chunks
 
-    def watch(self, ledger_id: LedgerId, callback: Callable[[], None]) -> Callable[[], None]:
+    def watch(
+        self, ledger_id: LedgerId, above: EntryId, callback: Callable[[], None]
+    ) -> Callable[[], None]:
         """See ``Bookie.watch_last_confirmed``."""
         assert self.bookie is not None, "a dead process hears nothing"
-        return self.bookie.watch_last_confirmed(ledger_id, callback)
+        return self.bookie.watch_last_confirmed(ledger_id, above, callback)
 
     def entry_page(self, ledger_id: LedgerId, first: EntryId) -> EntryPage | None:
         """See ``Bookie.entry_page``. Pages are short, as ledgers are."""

@@ -467,7 +467,7 @@ class _LongPoll:
         self._wait_above = wait_above
         self._reply = reply
         self._answered = False
-        self._cancel_watch = node.watch(ledger_id, self._changed)
+        self._cancel_watch = node.watch(ledger_id, wait_above, self._changed)
         self._timer: Handle | None = None
 
     def start(self, wait_s: float) -> None:

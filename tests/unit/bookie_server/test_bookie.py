@@ -7,7 +7,7 @@ import pytest
 from bookie_server.storage.blocks import RUN_ENTRIES_MAX, RUN_FRAMES_BYTES_MAX
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
 from spark_ledger.runs import EntryRun
-from spark_ledger.types import BookieStatus, EntryId, LedgerId
+from spark_ledger.types import NO_ENTRY, BookieStatus, EntryId, LedgerId
 from tests.listed import listed
 from tests.unit.bookie_server.storage.support import (
     Answer,
@@ -234,15 +234,16 @@ def test_last_confirmed_that_is_known_is_not_journalled_again() -> None:
 
 def test_watchers_hear_of_growth_and_of_the_fence(machine: Machine) -> None:
     heard: list[str] = []
-    cancel = machine.bookie.watch_last_confirmed(L, lambda: heard.append("a"))
+    cancel = machine.bookie.watch_last_confirmed(L, NO_ENTRY, lambda: heard.append("a"))
 
     def hear_and_cancel() -> None:
         heard.append("b")
         cancel()
 
     others = [
-        machine.bookie.watch_last_confirmed(L, hear_and_cancel),
-        machine.bookie.watch_last_confirmed(LedgerId(8), lambda: heard.append("other")),
+        machine.bookie.watch_last_confirmed(L, NO_ENTRY, hear_and_cancel),
+        machine.bookie.watch_last_confirmed(LedgerId(8), NO_ENTRY, lambda: heard.append("other")),
+        machine.bookie.watch_last_confirmed(L, EntryId(2), lambda: heard.append("above 2")),
     ]
     machine.add(7, [0], lac=-1)
     assert heard == [], "it did not grow"
@@ -256,7 +257,7 @@ def test_watchers_hear_of_growth_and_of_the_fence(machine: Machine) -> None:
     fence = machine.start_fence(7)
     assert heard[-1] == "done", "not before it is durable"
     machine.settle()
-    assert heard[-1] == "b" and fence
+    assert heard[-2:] == ["b", "above 2"] and fence
     cancel()
     assert machine.bookie._watchers._callbacks.keys() == {7, 8}
     for each in others:

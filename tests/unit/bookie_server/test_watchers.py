@@ -8,7 +8,7 @@ from functools import partial
 
 from bookie_server.watchers import Watchers
 from spark_ledger.limits.bookie import BOOKIE_WATCHERS_AT_ONCE
-from spark_ledger.types import LedgerId
+from spark_ledger.types import NO_ENTRY, EntryId, LedgerId
 
 ONE, OTHER = LedgerId(1), LedgerId(2)
 
@@ -19,9 +19,9 @@ def never(_call: Callable[[], None]) -> None:
 
 def test_notify_calls_those_of_the_ledger_until_they_cancel() -> None:
     watchers, calls = Watchers(never), list[str]()
-    cancel = watchers.add(ONE, lambda: calls.append("a"))
-    watchers.add(ONE, lambda: calls.append("b"))
-    watchers.add(OTHER, lambda: calls.append("other"))
+    cancel = watchers.add(ONE, NO_ENTRY, lambda: calls.append("a"))
+    watchers.add(ONE, NO_ENTRY, lambda: calls.append("b"))
+    watchers.add(OTHER, NO_ENTRY, lambda: calls.append("other"))
     watchers.notify(ONE)
     assert calls == ["a", "b"]
     cancel()
@@ -40,12 +40,14 @@ def test_watcher_that_cancels_itself_or_another_stops_nobody() -> None:
         calls.append(number)
         cancels[number]()
 
-    cancels += [watchers.add(ONE, partial(called, number)) for number in range(3)]
+    cancels += [watchers.add(ONE, NO_ENTRY, partial(called, number)) for number in range(3)]
     watchers.notify(ONE)
     assert calls == [0, 1, 2]
     watchers.notify(ONE)
     assert calls == [0, 1, 2]
-    added = watchers.add(ONE, lambda: cancels.append(watchers.add(ONE, lambda: calls.append(9))))
+    added = watchers.add(
+        ONE, NO_ENTRY, lambda: cancels.append(watchers.add(ONE, NO_ENTRY, lambda: calls.append(9)))
+    )
     watchers.notify(ONE)
     added()
     watchers.notify(ONE)
@@ -56,11 +58,11 @@ def test_many_watchers_are_called_some_at_a_time_in_order() -> None:
     """Each has an answer to send: four thousand in one turn keep everybody else waiting."""
     posted, calls = deque[Callable[[], None]](), list[int]()
     watchers, many = Watchers(posted.append), 2 * BOOKIE_WATCHERS_AT_ONCE + 1
-    cancels = [watchers.add(ONE, partial(calls.append, number)) for number in range(many)]
+    cancels = [watchers.add(ONE, NO_ENTRY, partial(calls.append, number)) for number in range(many)]
     watchers.notify(ONE)
     assert calls == list(range(BOOKIE_WATCHERS_AT_ONCE)) and len(posted) == 1
     cancels[-1]()
-    watchers.add(ONE, partial(calls.append, many))
+    watchers.add(ONE, NO_ENTRY, partial(calls.append, many))
     watchers.notify(ONE)
     watchers.notify(OTHER)
     assert len(calls) == BOOKIE_WATCHERS_AT_ONCE and len(posted) == 1, "the turns go on as before"
@@ -81,7 +83,36 @@ def test_many_watchers_are_called_some_at_a_time_in_order() -> None:
 def test_ledger_that_nobody_watches_any_more_is_forgotten() -> None:
     watchers = Watchers(never)
     for number in range(100):
-        cancels = [watchers.add(LedgerId(number), lambda: None) for _ in range(2)]
+        cancels = [watchers.add(LedgerId(number), NO_ENTRY, lambda: None) for _ in range(2)]
         for cancel in cancels:
             cancel()
-    assert not watchers._callbacks
+    assert not watchers._callbacks and not watchers._waiting
+
+
+def test_who_waits_for_more_than_is_confirmed_is_not_called() -> None:
+    """Or each entry of a busy ledger would wake everybody who waits for one that may never come."""
+    watchers, calls = Watchers(never), list[int]()
+    many = 4_000
+    far = [watchers.add(ONE, EntryId(2**62 + n), partial(calls.append, -1)) for n in range(many)]
+    near = {
+        above: watchers.add(ONE, EntryId(above), partial(calls.append, above))
+        for above in (7, -1, 3, 4)
+    }
+    watchers.notify(ONE, EntryId(-1))
+    assert calls == []
+    watchers.notify(ONE, EntryId(4))
+    assert calls == [-1, 3], "those that wait for less, and nobody that has it already"
+    near[3]()
+    near[-1]()
+    watchers.notify(ONE, EntryId(5))
+    assert calls == [-1, 3, 4]
+    for cancel in far[1:]:
+        cancel()
+    watchers.notify(ONE, EntryId(2**63 - 1))
+    assert calls == [-1, 3, 4, 4, 7, -1]
+    calls.clear()
+    watchers.notify(ONE)
+    assert calls == [4, 7, -1], "a fence is for all"
+    for cancel in (far[0], near[4], near[7], near[7]):
+        cancel()
+    assert not watchers._callbacks and not watchers._waiting

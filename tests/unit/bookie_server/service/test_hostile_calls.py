@@ -53,9 +53,9 @@ def test_flood_of_tail_requests_refuses_nothing_else(monkeypatch: pytest.MonkeyP
     @on_loop
     async def run(f: Fixture) -> None:
         poll = pb.ReadLastConfirmedRequest(ledger_id=1, wait_above=50, wait_ms=20_000)
-        flood = [await connect(f) for _number in range(4)]
-        for connection in flood:
-            for _number in range(10):
+        flood = [await connect(f) for _number in range(8)]
+        for _number in range(10):
+            for connection in flood:
                 await connection.ask("ReadLastConfirmed", BOOKIE, poll.SerializeToString())
         await until(lambda: f.metrics.long_polls == 8)
         answer = await f.stub.ReadLastConfirmed(poll, timeout=30, metadata=HERE)

@@ -12,6 +12,7 @@ import grpc.aio
 import pytest
 
 from bookie_server.service import calls
+from bookie_server.service.calls import Leftovers
 from bookie_server.service.guard.hanging_up import Why
 from bookie_server.service.interceptors import MetricsInterceptor
 from bookie_server.service.metrics import ServiceMetrics
@@ -80,7 +81,7 @@ def test_call_is_counted_once_by_its_outcome_and_left_over_when_its_handler_is_d
         async def continuation(_details: object) -> Any:
             return made
 
-        interceptor = MetricsInterceptor(metrics, lambda *of: ended.append(of))
+        interceptor = MetricsInterceptor(metrics, Leftovers(lambda *of: ended.append(of)))
         details = cast("grpc.HandlerCallDetails", SimpleNamespace(method="/package.Service/Name"))
         wrapped: Any = await interceptor.intercept_service(continuation, details)
         assert (wrapped.request_deserializer, wrapped.response_serializer) == ("in", "out")
@@ -107,7 +108,7 @@ def test_method_that_is_not_there_is_left_to_grpc() -> None:
 
     async def main() -> None:
         metrics = ServiceMetrics()
-        interceptor = MetricsInterceptor(metrics, lambda *_of: None)
+        interceptor = MetricsInterceptor(metrics, Leftovers(lambda *_of: None))
         details = cast("grpc.HandlerCallDetails", SimpleNamespace(method="/package.Service/Name"))
         assert await interceptor.intercept_service(continuation, details) is None
         assert not metrics.calls

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bookie_server.service import grpc_service, read_path
+from bookie_server.service import long_polls, read_path
 from bookie_server.service.read_path import RangeRead, read_request_error
 from spark_ledger.bookie_api import LedgerEnd, ReadOutcome
 from spark_ledger.runs import EntryRun
@@ -51,7 +51,7 @@ async def test_long_poll_is_answered_once_the_lac_is_above_the_known_one(f: Fixt
 @on_loop
 async def test_long_poll_ends_at_the_limit(f: Fixture) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grpc_service, "LONG_POLL_S_MAX", 0.05)
+        patch.setattr(long_polls, "LONG_POLL_S_MAX", 0.05)
         await f.store(0, 1)
         answer = await poll(f, above=5, wait_ms=3_600_000)
     assert (answer.status, answer.last_entry) == (pb.OK, 0)
@@ -66,7 +66,7 @@ def test_long_poll_of_an_end_that_cannot_change_is_answered_at_once(status: Book
     async def run(f: Fixture) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(f.bookie, "end_of_ledger", end)
-            patch.setattr(grpc_service, "LONG_POLL_S_MAX", 60.0)
+            patch.setattr(long_polls, "LONG_POLL_S_MAX", 60.0)
             for wait_ms in (0, 60_000):
                 answer = await poll(f, above=5, wait_ms=wait_ms, key=b"shown")
                 assert (answer.status, answer.message) == (int(status), "no: b'shown'")
@@ -82,7 +82,7 @@ async def test_long_poll_of_an_unknown_ledger_waits(f: Fixture) -> None:
     waiting = asyncio.ensure_future(poll(f, above=0, wait_ms=10_000))
     while not f.metrics.long_polls:
         await asyncio.sleep(0.005)
-    (changed,) = f.bookie.ledgers[LedgerId(1)].watches
+    ((_above, changed),) = f.bookie.ledgers[LedgerId(1)].watches
     changed()
     await asyncio.sleep(0.05)
     assert not waiting.done()
@@ -256,7 +256,7 @@ def test_read_that_meets_a_hole_brings_what_is_before_it_and_its_name(lacking: i
 
 def filled(bookie: ScriptedBookie, entries: int = 10) -> None:
     """Entries of 40 bytes in ledger 1."""
-    bookie.watch_last_confirmed(LedgerId(1), lambda: None)()  # makes the ledger
+    bookie.watch_last_confirmed(LedgerId(1), NO_ENTRY, lambda: None)()  # makes the ledger
     bookie.ledgers[LedgerId(1)].entries = {entry: bytes(40) for entry in range(entries)}
 
 

@@ -13,6 +13,7 @@ import grpc.aio
 import pytest
 
 from bookie_server.service.append_gate import AppendGate, AppendShares
+from bookie_server.service.calls import Leftovers
 from bookie_server.service.grpc_service import BookieService, Description
 from bookie_server.service.guard.log_bound import LogBound
 from bookie_server.service.interceptors import MetricsInterceptor
@@ -53,7 +54,7 @@ def test_handler_whose_client_has_gone_ends_as_cancelled(streams: bool) -> None:
 
     async def main() -> None:
         metrics = ServiceMetrics()
-        interceptor = MetricsInterceptor(metrics, lambda _peer, _why: None)
+        interceptor = MetricsInterceptor(metrics, Leftovers(lambda _peer, _why: None))
 
         async def gone(_request: object, _context: object) -> None:
             assert metrics.calls_in_progress["Describe"] == 1

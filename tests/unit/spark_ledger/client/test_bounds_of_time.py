@@ -156,7 +156,7 @@ def test_long_poll_of_busy_bookies_ends_within_its_time(wait_s: float, busy: int
             left[bookie_id] -= 1
             await asyncio.sleep(0.1)
             return LastConfirmed(BookieStatus.TOO_MANY_REQUESTS)
-        await asyncio.sleep(options["wait_s"])
+        await asyncio.sleep(options.get("wait_s", 0.0))
         return LastConfirmed(BookieStatus.OK, EntryId(4))
 
     context: Any = asked({})
@@ -165,7 +165,7 @@ def test_long_poll_of_busy_bookies_ends_within_its_time(wait_s: float, busy: int
     async def main() -> None:
         loop = asyncio.get_running_loop()
         assert await wait_for_newer(context, BUSY, b"", DIGEST, EntryId(4), wait_s) == 4
-        assert loop.time() <= wait_s + 0.2, "one answer more than the time"
+        assert loop.time() <= wait_s + 0.3, "one answer more than the time, and what is known now"
 
     run_in_virtual_time(main())
 

@@ -152,7 +152,7 @@ def test_tail_that_cannot_go_on_without_metadata_fails_after_a_bound(
         outage.on = True
         for bookie in world.bookies.values():
             bookie.ledgers[writer.ledger_id].last_add_confirmed = 7
-            for watch in list(bookie.ledgers[writer.ledger_id].watches):
+            for _above, watch in list(bookie.ledgers[writer.ledger_id].watches):
                 watch()
         with pytest.raises(NoSuchEntryError):
             await asyncio.wait_for(followed.task, 10)

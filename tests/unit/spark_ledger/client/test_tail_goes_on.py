@@ -18,7 +18,8 @@ from spark_ledger.limits.client import (
     TAIL_PAUSE_S,
     TAIL_RETRY_DELAY_S_MAX,
 )
-from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
+from spark_ledger.transport.base import LastConfirmed
+from spark_ledger.types import BookieStatus, EntryId, LedgerId, LedgerMetadata, Versioned
 from tests.unit.spark_ledger.client.test_tail import Followed, Outage
 from tests.unit.spark_ledger.client.world import World, run_virtually
 
@@ -80,7 +81,7 @@ def test_entry_that_is_lost_after_an_outage_is_an_error_at_once() -> None:
         began = now()
         for bookie in world.bookies.values():
             bookie.ledgers[writer.ledger_id].last_add_confirmed = 7
-            for answer in list(bookie.ledgers[writer.ledger_id].watches):
+            for _above, answer in list(bookie.ledgers[writer.ledger_id].watches):
                 answer()
         with pytest.raises(NoSuchEntryError):
             await tail.task
@@ -166,7 +167,7 @@ def test_tail_that_waits_for_an_entry_says_at_once_that_its_ledger_was_deleted()
         outage.on = True
         for bookie in world.bookies.values():
             bookie.ledgers[writer.ledger_id].last_add_confirmed = 7
-            for answer in list(bookie.ledgers[writer.ledger_id].watches):
+            for _above, answer in list(bookie.ledgers[writer.ledger_id].watches):
                 answer()
         await asyncio.sleep(1.0)
         await writer.abandon()
@@ -194,6 +195,74 @@ def test_tail_pauses_after_no_poll_that_brought_something() -> None:
             await writer.append(b"more")
             await tail.has(count)
         assert now() - began < 10 * TAIL_PAUSE_S, "as soon as they were confirmed"
+        await writer.close()
+        await asyncio.wait_for(tail.task, 10)
+
+    run_virtually(test)
+
+
+def test_tail_delivers_while_bookies_have_no_room_for_those_who_wait() -> None:
+    """Strangers may take all long polls that there are: what is confirmed now is asked for then, in
+    time for a tail that ends when it has heard of nothing for a few seconds."""
+
+    async def test(world: World) -> None:
+        _, client, reader, writer = await followed(world)
+        transport = client.context.transport
+        honest, plain, waiting = transport.read_last_confirmed, list[float](), list[float]()
+
+        async def ask(*args: Any, wait_s: float = 0.0, **options: Any) -> LastConfirmed:
+            (waiting if wait_s else plain).append(now())
+            if wait_s:
+                return LastConfirmed(BookieStatus.TOO_MANY_REQUESTS)
+            return await honest(*args, **options)
+
+        transport.read_last_confirmed = ask  # type: ignore[method-assign]
+        tail = Followed(reader, start=0, idle_timeout=5.0)
+        for count in range(1, 6):
+            await tail.has(count)
+            await asyncio.sleep(4.0 if count == 3 else 0.5)
+            await writer.append(b"more")
+        began = now()
+        await tail.task
+        assert len(tail.found) == 6 and now() - began < 8.0
+        assert len(plain) <= len(waiting) + 3, "no more often than bookies are asked to tell"
+
+    run_virtually(test)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        LastConfirmed(BookieStatus.NO_SUCH_LEDGER),
+        LastConfirmed(BookieStatus.OK, EntryId(-1)),
+        LastConfirmed(BookieStatus.TOO_MANY_REQUESTS),
+    ],
+)
+def test_busy_bookies_that_know_nothing_new_end_no_poll(told: LastConfirmed) -> None:
+    """What it says without a wait counts only if it would have told it to one that waits."""
+
+    async def test(world: World) -> None:
+        _, client, reader, writer = await followed(world)
+        transport = client.context.transport
+        honest, asked = transport.read_last_confirmed, list[str]()
+
+        async def ask(bookie_id: Any, *args: Any, wait_s: float = 0.0, **options: Any) -> Any:
+            if now() > began + 6.0:
+                return await honest(bookie_id, *args, wait_s=wait_s, **options)
+            asked.append(bookie_id)
+            if wait_s:
+                return LastConfirmed(BookieStatus.TOO_MANY_REQUESTS)
+            return told
+
+        tail = Followed(reader)
+        await tail.has(1)
+        began = now()
+        transport.read_last_confirmed = ask  # type: ignore[method-assign]
+        await writer.append(b"more")
+        await asyncio.sleep(5.0)
+        await tail.has(2)
+        assert now() - began < 6.0 + 3.0
+        assert len(asked) < 3 * 2 * 10, "they are asked again later and later"
         await writer.close()
         await asyncio.wait_for(tail.task, 10)
 

@@ -14,6 +14,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from bookie_server.service.calls import BOUNDS, Kind
 from bookie_server.service.grpc_server import GrpcServer
 from bookie_server.service.grpc_service import BookieService, Description
 from bookie_server.service.metrics import ServiceMetrics
@@ -24,7 +25,7 @@ from spark_ledger.transport import grpc_aio
 from spark_ledger.transport.base import AddResult, LastConfirmed
 from spark_ledger.transport.channel import GrpcOptions, open_channel
 from spark_ledger.transport.grpc_aio import GrpcTransport
-from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
+from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, LedgerId
 from tests.contracts.scripted_bookie import ScriptedBookie
 
 BOOKIE = BookieId("b1")
@@ -285,6 +286,34 @@ async def test_a_connection_that_went_silent_is_found(bookies: Bookies) -> None:
     await relay.stop()
 
 
+def test_writer_of_a_bookie_without_room_for_its_stream_comes_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it has sent comes back as refused, and goes over the next stream."""
+    monkeypatch.setitem(BOUNDS, Kind.APPEND, 0)
+
+    @on_loop
+    async def run(bookies: Bookies) -> None:
+        port = await bookies.start(ScriptedBookie())
+        transport = GrpcTransport(lambda _bookie_id: f"127.0.0.1:{port}", FAST)
+        results: list[AddResult] = []
+        for told in range(1, 4):
+            appender = transport.open_appender(
+                BOOKIE, LEDGER, access_key=b"", recovery=False, on_result=results.append
+            )
+            appender.send(make_run(0))
+            while len(results) < told:
+                await asyncio.sleep(0.005)
+            if told == 2:
+                monkeypatch.undo()
+        statuses = [result.status for result in results]
+        assert statuses == [BookieStatus.TOO_MANY_REQUESTS] * 2 + [BookieStatus.OK]
+        assert "0 append streams are served here" in results[0].message
+        await transport.close()
+
+    run()
+
+
 @on_loop
 async def test_a_host_that_accepts_and_says_nothing_is_given_up(_bookies: Bookies) -> None:
     writers: list[asyncio.StreamWriter] = []
@@ -429,7 +458,7 @@ async def test_a_striped_read_that_breaks_names_the_entry_it_wants_next(bookies:
     bookie = ScriptedBookie()
     port = await bookies.start(bookie)
     transport = GrpcTransport(lambda _bookie_id: f"127.0.0.1:{port}")
-    bookie.watch_last_confirmed(LEDGER, lambda: None)()  # makes the ledger
+    bookie.watch_last_confirmed(LEDGER, NO_ENTRY, lambda: None)()  # makes the ledger
     size = READ_CHUNK_BYTES_TARGET // 3
     bookie.ledgers[LEDGER].entries = {entry: bytes(size) for entry in range(12)}
     read, reads = bookie.read, 0
@@ -454,7 +483,7 @@ async def test_time_that_the_caller_takes_between_chunks_does_not_count(bookies:
     bookie = ScriptedBookie()
     port = await bookies.start(bookie)
     transport = GrpcTransport(lambda _bookie_id: f"127.0.0.1:{port}")
-    bookie.watch_last_confirmed(LEDGER, lambda: None)()  # makes the ledger
+    bookie.watch_last_confirmed(LEDGER, NO_ENTRY, lambda: None)()  # makes the ledger
     bookie.ledgers[LEDGER].entries = {entry: bytes(600_000) for entry in range(30)}
     found: list[int] = []
     async for chunk in transport.read(BOOKIE, LEDGER, EntryId(0), EntryId(29), timeout_s=0.5):
