@@ -224,6 +224,7 @@ class AnswerRoom:
     Nobody says when a client has taken a part, so it counts until the next one is written. Calls
     that have begun therefore go on before new ones begin, each in place of its last part: were they
     to wait behind those, all would hold a part, none would get another, and honest ones were cut.
+    Of new ones that of the connection that holds least begins: behind nobody's hundreds.
     """
 
     def __init__(
@@ -237,13 +238,14 @@ class AnswerRoom:
         self._expected = _COPIES * ENTRY_PAYLOAD_BYTES_MAX  # by one that is read: like the last
         self._held: dict[Call, Answer] = {}
         self._begun: deque[tuple[asyncio.Future[None], Answer]] = deque()  # wait for the next part
-        self._waiting: deque[asyncio.Future[None]] = deque()  # for their first
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # for their first
+        self._calls_of: Counter[str] = Counter()  # of a connection, that hold something
         self._writing = 0  # parts
         self._timer: asyncio.TimerHandle | None = None
         self.bytes_held = 0
         """For metrics."""
 
-    async def reserve(self) -> None:
+    async def reserve(self, connection: str) -> None:
         """Return once one more part may be read; ``hold`` or ``release`` must follow."""
         answer = self._held.get(current_call())
         is_first = not (self._begun if answer else self._begun or self._waiting)
@@ -253,7 +255,7 @@ class AnswerRoom:
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
         if answer is None:
-            self._waiting.append(turn)
+            self._waiting.setdefault(connection, deque()).append(turn)
         else:
             answer.waits = True
             self._begun.append((turn, answer))
@@ -293,6 +295,7 @@ class AnswerRoom:
         answer = self._held.get(call)
         if answer is None:
             answer = self._held[call] = Answer(connection)
+            self._calls_of[connection] += 1
             call.add_done_callback(self._forget)
         before = answer.byte_count
         answer.byte_count += byte_count
@@ -335,8 +338,14 @@ class AnswerRoom:
         """Let those go on for whom there is room, and forget those whose clients have gone."""
         while self._begun and self._is_next(*self._begun[0]):
             self._admit(self._begun.popleft()[0])
-        while self._waiting and not self._begun and self._is_next(self._waiting[0], None):
-            self._admit(self._waiting.popleft())
+        while self._waiting and not self._begun:
+            connection = min(self._waiting, key=self._calls_of.__getitem__)
+            if not self._is_next(self._waiting[connection][0], None):
+                return
+            turns = self._waiting.pop(connection)
+            self._admit(turns.popleft())
+            if turns:
+                self._waiting[connection] = turns  # behind those that hold as much
 
     def _is_next(self, turn: asyncio.Future[None], answer: Answer | None) -> bool:
         return turn.done() or self._has_room(answer)
@@ -347,7 +356,11 @@ class AnswerRoom:
             turn.set_result(None)
 
     def _forget(self, call: Call) -> None:
-        self.bytes_held -= self._held.pop(call).byte_count
+        answer = self._held.pop(call)
+        self.bytes_held -= answer.byte_count
+        self._calls_of[answer.connection] -= 1
+        if not self._calls_of[answer.connection]:
+            del self._calls_of[answer.connection]
         self._let_in()
 
     def _look_in(self, delay_s: float) -> None:

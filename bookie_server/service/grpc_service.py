@@ -280,7 +280,7 @@ class BookieService:
 
     async def _write_part(self, work: RangeRead, context: CallContext) -> None:
         """Read the next part of a range when there is room for it, and write it."""
-        await self._answers.reserve()
+        await self._answers.reserve(context.peer())
         loop = asyncio.get_running_loop()
         try:
             messages = await loop.run_in_executor(self._pool, work.next_messages)
@@ -351,7 +351,7 @@ class BookieService:
             loop = asyncio.get_running_loop()
             following: int | None = request.first_entry
             while refusal is None and following is not None:
-                await self._answers.reserve()
+                await self._answers.reserve(context.peer())
                 try:
                     response, following = await loop.run_in_executor(
                         self._pool, next_part, self._bookie, request, following

@@ -20,17 +20,17 @@ async def test_call_that_has_waited_for_room_is_cut_as_others_once_its_client_st
     begun, other_ends = asyncio.Event(), asyncio.Event()
 
     async def stops() -> None:
-        await room.reserve()
+        await room.reserve(name())
         with room.hold(MIB, name()):
             begun.set()
         await asyncio.sleep(0.01)
-        await room.reserve()
+        await room.reserve(name())
         with room.hold(MIB, name()):
             await asyncio.sleep(3600.0)
 
     async def other() -> None:
         await begun.wait()
-        await room.reserve()
+        await room.reserve(name())
         with room.hold(30 * MIB, name()):
             await other_ends.wait()
 
@@ -49,17 +49,17 @@ EXPECTED = calls._PART_BYTES_EXPECTED
 
 async def begun_call(room: AnswerRoom, goes_on: asyncio.Event, byte_count: int = 1) -> None:
     """Has written a part, and reads the next one once it is told to."""
-    await room.reserve()
+    await room.reserve(name())
     with room.hold(byte_count, name()):
         pass
     await goes_on.wait()
-    await room.reserve()
+    await room.reserve(name())
     await asyncio.sleep(3600.0)
 
 
 async def reads_for(room: AnswerRoom, is_read: asyncio.Event) -> None:
     """A first part that is small, and is written for an hour."""
-    await room.reserve()
+    await room.reserve(name())
     await is_read.wait()
     with room.hold(1, name()):
         await asyncio.sleep(3600.0)
@@ -81,12 +81,12 @@ def test_call_that_comes_while_a_part_is_written_waits_behind_those_that_wait(
         if has_begun:
             goes_on.set()
         else:
-            tasks.append(asyncio.ensure_future(room.reserve()))
+            tasks.append(asyncio.ensure_future(room.reserve(name())))
         await asyncio.sleep(0)
         assert len(room._begun) == has_begun and len(room._waiting) == (not has_begun)
         is_read.set()
         await asyncio.sleep(0)
-        last = asyncio.ensure_future(room.reserve())
+        last = asyncio.ensure_future(room.reserve(name()))
         await asyncio.sleep(0)
         assert not last.done()
         for task in [*tasks, last]:
@@ -104,7 +104,7 @@ async def test_call_that_has_begun_reads_on_at_once_where_new_ones_wait() -> Non
     goes_on = asyncio.Event()
     task = asyncio.ensure_future(begun_call(room, goes_on, EXPECTED // 2))
     await asyncio.sleep(0)
-    new = [asyncio.ensure_future(room.reserve()) for _ in range(2)]
+    new = [asyncio.ensure_future(room.reserve(name())) for _ in range(2)]
     await asyncio.sleep(0)
     assert [each.done() for each in new] == [True, False]
     goes_on.set()
@@ -128,10 +128,10 @@ async def test_call_that_waited_long_for_its_turn_is_not_cut_while_its_part_is_r
     task = asyncio.ensure_future(begun_call(room, goes_on))
     await asyncio.sleep(0)
     for _ in range(2):
-        await room.reserve()  # disks that take their time
+        await room.reserve(name())  # disks that take their time
     goes_on.set()
     await asyncio.sleep(5.0)
-    waits = asyncio.ensure_future(room.reserve())
+    waits = asyncio.ensure_future(room.reserve(name()))
     room.release()
     await asyncio.sleep(0.5)
     assert (room._begun, room._reading, waits.done()) == (type(room._begun)(), 2, False)
@@ -149,7 +149,7 @@ async def test_part_is_expected_to_be_nearly_as_large_as_those_before() -> None:
     room = room_of(64 * MIB, grace_s=9e9, unread_s=9e9)
     for size in (16 * MIB, 1):
         await asyncio.create_task(one_part(room, size))
-    waiting = [asyncio.ensure_future(room.reserve()) for _number in range(4)]
+    waiting = [asyncio.ensure_future(room.reserve(name())) for _number in range(4)]
     await asyncio.sleep(0)
     assert [task.done() for task in waiting] == [True, True, False, False]
     for task in waiting:
@@ -157,7 +157,7 @@ async def test_part_is_expected_to_be_nearly_as_large_as_those_before() -> None:
 
 
 async def one_part(room: AnswerRoom, byte_count: int) -> None:
-    await room.reserve()
+    await room.reserve(name())
     with room.hold(byte_count, name()):
         pass
 
@@ -189,7 +189,7 @@ def test_who_waits_has_the_oldest_unread_answer_cut_after_its_grace(has_begun: b
         if has_begun:
             goes_on.set()
         else:
-            tasks.append(asyncio.ensure_future(room.reserve()))
+            tasks.append(asyncio.ensure_future(room.reserve(name())))
         await asyncio.sleep(0.03)
         assert [peer for peer, _at in cut][-1:] == [tasks[0 if not has_begun else 1].get_name()]
         assert len(cut) == 1 and cut[0][1] - waits < 0.03
@@ -269,7 +269,7 @@ def test_answer_is_not_cut_for_calls_that_have_left_before_there_was_room(has_be
             goes_on.set()
             gone = [begun]
         else:
-            gone = [asyncio.ensure_future(room.reserve()) for _number in range(2)]
+            gone = [asyncio.ensure_future(room.reserve(name())) for _number in range(2)]
         await asyncio.sleep(0.1)
         assert bool(room._begun) is has_begun and room.new_calls_wait is (not has_begun)
         for call in gone:
@@ -311,3 +311,33 @@ async def test_call_that_waits_first_goes_on_in_place_of_its_own_last_part() -> 
     for call in (small, large):
         call.cancel()
     await asyncio.wait([small, large])
+
+
+@on_loop
+async def test_new_calls_begin_in_turns_of_connections_and_those_that_hold_least_first() -> None:
+    """Else a read waits behind hundreds of a client that lets each of them stand."""
+    room = room_of(64 * MIB, grace_s=9e9, unread_s=9e9)
+    order: list[str] = []
+
+    async def reads(connection: str) -> None:
+        await room.reserve(connection)
+        order.append(connection)
+        with room.hold(7 * MIB, connection):
+            await asyncio.sleep(3600.0)
+
+    many = [asyncio.ensure_future(reads("many")) for _number in range(20)]
+    await until(lambda: len(room._held) == 4 and not room._reading)
+    others = [asyncio.ensure_future(reads(each)) for each in ("one", "two", "two", "one")]
+    await asyncio.sleep(0)
+    for call, begun in zip(many, (5, 6), strict=False):
+        call.cancel()
+        await until(lambda begun=begun: len(order) == begun)  # type: ignore[misc]
+    assert order == ["many"] * 4 + ["one", "two"]
+    while room._waiting:
+        next(iter(room._held)).cancel()
+        await asyncio.sleep(0.01)
+    assert sorted(order) == ["many"] * 20 + ["one"] * 2 + ["two"] * 2, "each has its turn"
+    for call in (*many, *others):
+        call.cancel()
+    await asyncio.gather(*many, *others, return_exceptions=True)
+    assert not room._calls_of and not room.bytes_held

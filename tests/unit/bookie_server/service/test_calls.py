@@ -156,7 +156,7 @@ class Reader:
         self.task = asyncio.ensure_future(self._run(room, byte_count))
 
     async def _run(self, room: AnswerRoom, byte_count: int) -> None:
-        await room.reserve()
+        await room.reserve(name())
         self.has_read = True
         with room.hold(byte_count, name()):
             await self.reads.wait()
@@ -177,7 +177,7 @@ def room_of(
 @on_loop
 async def test_first_parts_are_expected_to_be_large() -> None:
     room = AnswerRoom(64 * MIB, hang_up, grace_s=60.0, unread_s=60.0)
-    waiting = [asyncio.ensure_future(room.reserve()) for _number in range(4)]
+    waiting = [asyncio.ensure_future(room.reserve(name())) for _number in range(4)]
     await asyncio.sleep(0.01)
     assert [task.done() for task in waiting] == [True, True, False, False]
     for task in waiting:
@@ -210,7 +210,7 @@ async def test_large_parts_are_read_one_after_the_other() -> None:
     room = room_of(64 * MIB, grace_s=60.0, unread_s=60.0)
     Reader(room, 16 * MIB).reads.set()
     await asyncio.sleep(0.01)
-    waiting = [asyncio.ensure_future(room.reserve()) for _number in range(5)]
+    waiting = [asyncio.ensure_future(room.reserve(name())) for _number in range(5)]
     await asyncio.sleep(0.01)
     assert [task.done() for task in waiting] == [True, True, False, False, False]
     for task in waiting:
@@ -241,7 +241,7 @@ async def test_clients_that_leave_while_they_wait_leave_their_room_to_others() -
     gone.task.cancel()
     first.reads.set()
     await until(lambda: last.has_read)
-    waiting = asyncio.ensure_future(room.reserve())
+    waiting = asyncio.ensure_future(room.reserve(name()))
     await asyncio.sleep(0.01)
     last.reads.set()
     await last.task
@@ -285,7 +285,7 @@ def test_answers_that_are_read_are_not_cut_however_many_and_long_they_are(
 
         async def call() -> None:
             for _part in range(parts):
-                await room.reserve()
+                await room.reserve(name())
                 await asyncio.sleep(0.001)
                 with room.hold(PART, name()):
                     most.append(room.bytes_held)
@@ -312,7 +312,7 @@ def test_large_entries_go_on_one_after_the_other_where_all_room_is_held() -> Non
 
         async def call(sizes: list[int]) -> None:
             for size in sizes:
-                await room.reserve()
+                await room.reserve(name())
                 await asyncio.sleep(0.001)
                 with room.hold(size, name()):
                     await asyncio.sleep(0.001)
@@ -330,7 +330,7 @@ def test_call_whose_client_stops_is_cut_and_not_those_that_wait_for_it() -> None
 
         async def call(parts: int, stops_at: int | None) -> None:
             for part in range(parts):
-                await room.reserve()
+                await room.reserve(name())
                 with room.hold(MIB, name()):
                     await asyncio.sleep(3600.0 if part == stops_at else 0.01)
 
@@ -351,7 +351,7 @@ async def test_part_counts_until_the_next_is_written_or_the_call_ends() -> None:
 
     async def call() -> None:
         for size in (MIB, 2 * MIB, 3 * MIB):
-            await room.reserve()
+            await room.reserve(name())
             with room.hold(size, name()):
                 held.append(room.bytes_held)
         held.append(room.bytes_held)
@@ -423,14 +423,14 @@ def test_room_of_a_smaller_part_goes_to_who_waits_at_once() -> None:
 
         async def call() -> None:
             for size in (4 * MIB, 1):
-                await room.reserve()
+                await room.reserve(name())
                 with room.hold(size, name()):
                     await asyncio.sleep(0.5)
             await ends.wait()
 
         began, task = loop.time(), asyncio.ensure_future(call())
         await asyncio.sleep(0.893)
-        waiting = asyncio.ensure_future(room.reserve())
+        waiting = asyncio.ensure_future(room.reserve(name()))
         await asyncio.sleep(0)
         assert not waiting.done()
         await waiting
@@ -459,7 +459,7 @@ def test_calls_that_end_at_any_moment_give_back_what_they_had_and_no_more(seed: 
 
         async def call(parts: list[int]) -> None:
             for size in parts:
-                await room.reserve()
+                await room.reserve(name())
                 reading.add(asyncio.current_task())
                 try:
                     await read(draw)
