@@ -1,11 +1,10 @@
 """The journal: group commit of records, durable before anybody is told (rule S1).
 
 ``append`` queues a record. ``commit_pending`` writes the queue as one batch, syncs it, and posts
-all completions at once: one sync pays for everything that arrived during the sync before it. (Large
-runs of the batch have a log and a sync of their own: small records do not wait for that.) In a
-bookie a thread calls it in a loop; simulation and tests call it themselves. For a small batch that
-comes while the disk is idle the service thread waits a moment, because a post to its loop costs
-more than the sync; a disk that hangs stops the journal thread, and never the loop.
+all completions: one sync pays for what arrived during the sync before it. Small records do not wait
+for the log of large runs. In a bookie a thread calls it in a loop. For a small batch that comes
+while the disk is idle the service thread waits a moment: a post to its loop costs more than the
+sync. A disk that hangs stops the journal thread, and never the loop.
 
 A write or sync that fails is final (rule S3). After it the kernel may have dropped the pages and
 marked them clean, and it reports that only once: a second sync would succeed and prove nothing. So
@@ -45,6 +44,7 @@ from bookie_server.storage.journal.waiting import (
     JournalStats,
     RunPlace,
     Waiting,
+    take_out_of,
 )
 from spark_ledger.bookie_api import Done
 from spark_ledger.limits import KIB
@@ -127,11 +127,10 @@ class Journal:
         # Protected by _lock.
         self._lock = threading.Lock()
         self._queue: deque[Waiting] = deque()
-        self._sleeping = False
-        self._stopping = False
+        self._sleeping = self._stopping = False
         self._handed: HandedBatch | None = None  # what the service thread waits for
         self._unsynced_since: float | None = None
-        # For the journal thread while it sleeps, and for the service thread while it waits.
+        # For the journal thread while it sleeps; for the service thread while it waits.
         self._alarm, self._handed_back = Bell(), Bell()
         # Set once, under _lock. Any thread reads it: None may be out of date, a message is not.
         self._failure: str | None = None
@@ -252,8 +251,7 @@ class Journal:
             if not self._queue or not self._sleeping or self._stopping:
                 return
             handed = HandedBatch(self._handed_back) if self._is_fast_in_place() else None
-            self._handed = handed
-            self._sleeping = False
+            self._handed, self._sleeping = handed, False
         began = self._clock()
         self._alarm.ring()
         if handed is None:
@@ -342,12 +340,8 @@ class Journal:
         return True
 
     def _tell_first(self, batch: list[Waiting], durable: Sequence[Waiting]) -> None:
-        """Tell of some of a batch whose others are still to be written; nobody waits for them then,
-        whatever becomes of the others."""
-        first = [waiting for waiting in durable if waiting.done is not None]
-        if first:
-            told = {id(waiting) for waiting in first}
-            batch[:] = (w._replace(done=None) if id(w) in told else w for w in batch)
+        """Tell of some of a batch; its others are still to be written."""
+        if first := take_out_of(batch, durable):
             self._post(partial(self._complete, first, BookieStatus.OK, ""))
 
     def _wait_for_room(self, batch: list[Waiting], error: NoRoomError) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from bookie_server.storage.blocks import Block
@@ -22,6 +23,14 @@ class Waiting(NamedTuple):
     def ledger(self) -> bytes:
         """Its ledger's id as it is stored: each body begins with it."""
         return bytes(self.body.buffers[0][:8])
+
+
+def take_out_of(batch: list[Waiting], durable: Sequence[Waiting]) -> list[Waiting]:
+    """Those of a part of a batch that somebody waits for. In the batch nobody does from then on."""
+    first = [waiting for waiting in durable if waiting.done is not None]
+    told = {id(waiting) for waiting in first}
+    batch[:] = (w._replace(done=None) if id(w) in told else w for w in batch)
+    return first
 
 
 class RunPlace:
