@@ -237,8 +237,9 @@ def _flush(
     try:
         try:
             _store(store, end, run_log_end)
-        except CorruptionError:
-            store.scrub.heal(Lock())  # nobody else is there yet
+        except CorruptionError as error:
+            if not store.scrub.heal(Lock(), error):  # nobody else is there yet
+                raise
             _store(store, end, run_log_end)
     except OSError as error:
         if not is_no_space(error):

@@ -20,7 +20,7 @@ import msgspec
 from bookie_server.storage.fs.vfs import FileSystem, read_file, write_file_durably
 from bookie_server.storage.index.base import Index, IndexRow
 from bookie_server.storage.ledgers.entry_log import EntryLogReader
-from bookie_server.storage.ledgers.lacking import NO_LOG, Lack, Lacking, Range
+from bookie_server.storage.ledgers.lacking import NO_LOG, Lack, Lacking, Range, TooMuchLackingError
 from bookie_server.storage.ledgers.stretches import stretches
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import KIB
@@ -105,6 +105,9 @@ class DirectoryScrub:
         self._counts = ScrubCounts()
         # Whoever holds the list's lock; any thread reads it: ledgers that ``heal`` has met.
         self._healed = 0
+        # Whoever holds the list's lock: damage that ``heal`` did not mend since a pass ended. Each
+        # has cost a look at all rows, so they are not many.
+        self._in_vain: set[str] = set()
         # Whoever scrubs.
         self._saved_s = time.monotonic()
 
@@ -151,6 +154,8 @@ class DirectoryScrub:
                         self.position = msgspec.structs.replace(self.position, must_repeat=True)
                     self._go_to(LedgerId(ledger.ledger_id + 1), 0)
             failed = self._try_to_heal(flush_lock) or failed
+            with self.lacking.lock:
+                self._in_vain.clear()
             before = self.position
             if before.must_heal or before.must_repeat:
                 self.position = Position(
@@ -164,11 +169,25 @@ class DirectoryScrub:
         if failed is not None:
             raise failed
 
-    def heal(self, flush_lock: Lock) -> bool:
-        """Heal the index now, as somebody met damage in it; whether there was any. Any thread,
-        without the flush lock. Raises OSError and CorruptionError if that is not possible."""
+    def heal(self, flush_lock: Lock, met: CorruptionError) -> bool:
+        """Heal the index now, as somebody met damage in it; whether any was taken out. Any thread,
+        without the flush lock. Raises OSError and CorruptionError if that is not possible.
+
+        It reads all rows while everybody waits for the flush lock. So the same damage has it tried
+        once, and again behind the next pass of the scrub, if the index has nothing to take out, or
+        cannot be mended; and a disk that has no room for the list is asked before.
+        """
         with self.lacking.lock:
-            dropped = self._heal(flush_lock)
+            if str(met) in self._in_vain:
+                return False
+            self.lacking.check_room()
+            try:
+                dropped = self._heal(flush_lock)
+            except (CorruptionError, TooMuchLackingError):
+                self._in_vain.add(str(met))
+                raise
+            if not dropped:
+                self._in_vain.add(str(met))
             self._healed += len(dropped)
         for ledger_id in dropped:
             logger.error("ledger %d: its rows in the index were damaged, and are gone", ledger_id)
@@ -289,6 +308,9 @@ class DirectoryScrub:
             update = self._index.begin()
             try:
                 dropped = update.drop_damaged()
+                if not dropped:  # a commit would count all rows anew, and wait for the disk
+                    update.abort()
+                    return []
                 lacks = []
                 for ledger_id, last in dropped.items():
                     record = self._index.ledger_record(ledger_id)

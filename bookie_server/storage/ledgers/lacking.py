@@ -158,6 +158,10 @@ class Lacking:
         if more:
             self._change(lambda now: [*now, *more])
 
+    def check_room(self) -> None:
+        """Write the list as it is: whether the disk takes one. Raises OSError if it does not."""
+        self._change(lambda now: now)
+
     def remove(self, lacks: Iterable[Lack]) -> int:
         """Take some off the list: the entries are here, or not wanted here; how many were on it.
         Raises as ``add``."""

@@ -257,22 +257,24 @@ class LedgerStorage:
         """One checkpoint of all directories; any thread.
 
         A directory that meets a full disk keeps everything in memory and journal, and is flushed
-        again by the next call (rule S14). One whose index is damaged is healed and flushed once
-        more: else one bad row would hold up all ledgers (rule S24). Raises OSError or
-        CorruptionError of the first that fails; the others are flushed all the same.
+        again by the next call (rule S14). One whose index is damaged is healed, and flushed once
+        more if that helped: else one bad row would hold up all ledgers (rule S24). Raises OSError
+        or CorruptionError of the first that fails; the others are flushed all the same.
         """
         errors, damaged = self._checkpoint()
         unhealed: list[OSError | CorruptionError] = []
-        if sum(self._heal(store, unhealed) for store in damaged):
+        if sum(self._heal(store, error, unhealed) for store, error in damaged):
             errors, _ = self._checkpoint()
         if errors:
             raise (unhealed or errors)[0]
 
-    def _checkpoint(self) -> tuple[list[OSError | CorruptionError], list[DirectoryStore]]:
+    def _checkpoint(
+        self,
+    ) -> tuple[list[OSError | CorruptionError], list[tuple[DirectoryStore, CorruptionError]]]:
         """Flush every directory; what failed, and where stored data were found damaged."""
         started = time.perf_counter()
         errors: list[OSError | CorruptionError] = []
-        damaged: list[DirectoryStore] = []
+        damaged: list[tuple[DirectoryStore, CorruptionError]] = []
         failures: list[FlushFailure | None] = []
         other_failure = None
         with self._flush_lock:
@@ -287,7 +289,7 @@ class LedgerStorage:
                         store.flush(marks.journal, run_log_mark if begun else None)
                 except (OSError, CorruptionError) as error:
                     errors.append(error)
-                    damaged += [store] if isinstance(error, CorruptionError) else []
+                    damaged += [(store, error)] if isinstance(error, CorruptionError) else []
                     failures.append(FlushFailure(str(error), is_no_space(error)))
                 else:
                     failures.append(None)
@@ -376,7 +378,7 @@ class LedgerStorage:
                     gone, use = store.delete_some(left[:at_once], dead)
             except CorruptionError as error:
                 if at_once > 1:  # what can be healed goes with the others; what cannot is found
-                    self._heal(store, [])
+                    self._heal(store, error, [])
                     at_once = 1
                     continue
                 stay.append(error)
@@ -464,11 +466,16 @@ class LedgerStorage:
             return error
         return None
 
-    def _heal(self, store: DirectoryStore, unhealed: list[OSError | CorruptionError]) -> bool:
-        """Take damage out of a directory's index; whether there was any. ``unhealed`` gets why
-        that was not possible."""
+    def _heal(
+        self,
+        store: DirectoryStore,
+        met: CorruptionError,
+        unhealed: list[OSError | CorruptionError],
+    ) -> bool:
+        """Take damage out of a directory's index; whether any was. ``unhealed`` gets why that was
+        not possible."""
         try:
-            return store.scrub.heal(self._flush_lock)
+            return store.scrub.heal(self._flush_lock, met)
         except (OSError, CorruptionError) as error:
             logger.warning("%s cannot be healed: %s", store.directory, error)
             unhealed.append(error)
