@@ -284,9 +284,11 @@ class Bookie:
         """See ``LedgerStorage.held_ledgers``; any thread."""
         return self._storage.held_ledgers(after, limit)
 
-    def delete_ledgers(self, ledger_ids: Iterable[LedgerId], *, named: bool = False) -> int:
+    def delete_ledgers(
+        self, ledger_ids: Iterable[LedgerId], *, named: bool = False, reused: bool = False
+    ) -> int:
         """See ``LedgerStorage.delete_ledgers``; any thread but the service's."""
-        return self._storage.delete_ledgers(ledger_ids, named=named)
+        return self._storage.delete_ledgers(ledger_ids, named=named, reused=reused)
 
     @property
     def objects_held(self) -> int:
@@ -307,8 +309,7 @@ class Bookie:
 
     @property
     def failure(self) -> str:
-        """Why nothing can be stored any more, or for now; "" when all is well, and when a disk is
-        full, see ``disks``; any thread."""
+        """Why nothing is stored, or for now; "" if all is well or a disk is full; any thread."""
         return self._journal.failure or self._storage.failure or ""
 
     @property
@@ -460,8 +461,7 @@ class Bookie:
 
     def _refuses_for_room(self, done: Done) -> bool:
         """Refuse what the journal has no room for, before memory is changed by it (rule S14)."""
-        no_room = self._journal.no_room
-        if no_room:
+        if no_room := self._journal.no_room:
             done(*refuse_for_space(no_room))
         return bool(no_room)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
 from bookie_server.collection.mark import HistoryMark, OnDisk, PassAbortedError, on_disk
@@ -59,12 +60,12 @@ class Holder(Protocol):
     def held_ledgers(self, after: int, limit: int) -> Sequence[Held]:
         """Ledgers above ``after``, ascending."""
 
-    def delete_ledgers(self, ledger_ids: Iterable[LedgerId], *, named: bool = False) -> int:
+    def delete_ledgers(
+        self, ledger_ids: Iterable[LedgerId], *, named: bool = False, reused: bool = False
+    ) -> int:
         """Forget these ledgers, durably (rule G7); the bytes that they had. ``named``: they are
-        named elsewhere, and one of which anything is in memory only stays (rule G9)."""
-
-    def flush(self) -> None:
-        """Store what is in memory only, and move the marks behind it."""
+        named elsewhere, and one of which anything is in memory only stays (rule G9). ``reused``:
+        others have their ids, and one that a replay could bring back stays (rule G2)."""
 
     @property
     def giving_back(self) -> GivingBack:
@@ -231,12 +232,7 @@ class Pass:
             raise PassAbortedError(Cause.DISK, reason)
         await self._prove()
         ledger_ids = [each.held.ledger_id for each in batch]
-
-        def delete() -> int:
-            if is_given_again:  # else a replay brings the lost one to the new one's record
-                self._holder.flush()
-            return self._holder.delete_ledgers(ledger_ids)
-
+        delete = partial(self._holder.delete_ledgers, ledger_ids, reused=is_given_again)
         with self._holder.giving_back.going(ledger_ids if is_given_again else ()):
             await self._look_again(batch)
             await self._let_go(len(batch), delete)

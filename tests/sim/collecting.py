@@ -186,7 +186,9 @@ class _Run:
         """See ``Holder``."""
         return self._bookie.held_ledgers(after, limit)
 
-    def delete_ledgers(self, ledger_ids: Iterable[LedgerId], *, named: bool = False) -> int:
+    def delete_ledgers(
+        self, ledger_ids: Iterable[LedgerId], *, named: bool = False, reused: bool = False
+    ) -> int:
         """See ``Holder``. Checks that each may go, and takes back what was promised of it."""
         ids = list(ledger_ids)
         held = {each.ledger_id: each for each in self._bookie.held_ledgers(-1, 1000)}
@@ -199,7 +201,7 @@ class _Run:
         self._world.counts["ledgers collected"] += len(ids)
         self._world.say(f"{self._node.name} collects {', '.join(map(str, ids))}")
         try:
-            return self._bookie.delete_ledgers(ids, named=named)
+            return self._bookie.delete_ledgers(ids, named=named, reused=reused)
         except OSError:  # what it says that it holds then is so, and repair counts on it (rule R5)
             for each in ids:
                 promises.left[each] = before[each] & self._stored(each)
@@ -217,10 +219,6 @@ class _Run:
                 ids.update(each for low, high in page.ranges for each in range(low, high + 1))
                 first = page.next_entry
         return frozenset(ids)
-
-    def flush(self) -> None:
-        """See ``Holder``."""
-        self._bookie.flush()
 
     @property
     def giving_back(self) -> GivingBack:

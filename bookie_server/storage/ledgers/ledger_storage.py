@@ -39,6 +39,8 @@ from spark_ledger.types import EntryId, LedgerId
 
 logger = logging.getLogger(__name__)
 
+_Error = OSError | CorruptionError
+
 
 @dataclass(frozen=True, slots=True)
 class LedgerStorageStats:
@@ -262,18 +264,16 @@ class LedgerStorage:
         or CorruptionError of the first that fails; the others are flushed all the same.
         """
         errors, damaged = self._checkpoint()
-        unhealed: list[OSError | CorruptionError] = []
+        unhealed: list[_Error] = []
         if sum(self._heal(store, error, unhealed) for store, error in damaged):
             errors, _ = self._checkpoint()
         if errors:
             raise (unhealed or errors)[0]
 
-    def _checkpoint(
-        self,
-    ) -> tuple[list[OSError | CorruptionError], list[tuple[DirectoryStore, CorruptionError]]]:
+    def _checkpoint(self) -> tuple[list[_Error], list[tuple[DirectoryStore, CorruptionError]]]:
         """Flush every directory; what failed, and where stored data were found damaged."""
         started = time.perf_counter()
-        errors: list[OSError | CorruptionError] = []
+        errors: list[_Error] = []
         damaged: list[tuple[DirectoryStore, CorruptionError]] = []
         failures: list[FlushFailure | None] = []
         other_failure = None
@@ -320,7 +320,9 @@ class LedgerStorage:
         pages = [store.index.held_ledgers(after, limit) for store in self._stores]
         return sorted(chain.from_iterable(pages))[:limit]
 
-    def delete_ledgers(self, ledger_ids: Iterable[LedgerId], *, named: bool = False) -> int:
+    def delete_ledgers(
+        self, ledger_ids: Iterable[LedgerId], *, named: bool = False, reused: bool = False
+    ) -> int:
         """Forget all that is held of ledgers; the bytes that nothing needs any more (rule S17).
 
         Any thread but the service's: it waits for a flush that runs. It is durable on return, in
@@ -331,21 +333,26 @@ class LedgerStorage:
         ``named``: the metadata have these ledgers, elsewhere (rule G9). Then one of which the index
         lacks the record is flushed first, and stays if that fails: a deletion that fails or a crash
         in the middle of it would leave it without that, and that may be its fence.
+        ``reused``: the metadata have others of these ids (rule G2). One whose directory cannot be
+        flushed before stays: a replay would bring it to the new one's record.
 
         Raises OSError or CorruptionError of the first that fails; what was deleted, also in other
         directories, stays so, and the call is made again. A ledger that is damaged keeps no other.
         Once the storage stops, it ends behind the step that runs (ECANCELED).
         """
         freed = 0
-        errors: list[OSError | CorruptionError] = []
+        errors: list[_Error] = []
         by_store: dict[int, list[LedgerId]] = {}
         for ledger_id in ledger_ids:
             by_store.setdefault(self.number_of(ledger_id), []).append(ledger_id)
         with self._delete_lock:
-            unflushed = self._why_not_flushed() if named and self._lacks_one(by_store) else None
+            must_flush = reused or (named and self._lacks_one(by_store))
+            unflushed = self._why_not_flushed() if must_flush else None
             for number, asked in by_store.items():
-                store = self._stores[number]
+                store, failure = self._stores[number], self._flush_stats.failures[number]
                 try:
+                    if reused and failure is not None:
+                        raise OSError(failure.message)  # noqa: TRY301 - like one of its deletion
                     with self._flush_lock:
                         left = store.forget(asked, named=named)
                     if unflushed is not None and len(left) < len(asked):
@@ -361,14 +368,11 @@ class LedgerStorage:
         return freed
 
     def _delete_from(
-        self,
-        store: DirectoryStore,
-        left: list[LedgerId],
-        errors: list[OSError | CorruptionError],
+        self, store: DirectoryStore, left: list[LedgerId], errors: list[_Error]
     ) -> int:
         """Delete ledgers that memory has forgotten; the bytes. ``errors`` gets what is said of
         those that are damaged, and stay."""
-        freed, dead, stay = 0, DeadBlocks(), list[OSError | CorruptionError]()
+        freed, dead, stay = 0, DeadBlocks(), list[_Error]()
         at_once = DELETED_LEDGERS_AT_ONCE
         while left:
             if self._stopping:  # to close the stores waits for the step that runs, and no longer
@@ -466,12 +470,7 @@ class LedgerStorage:
             return error
         return None
 
-    def _heal(
-        self,
-        store: DirectoryStore,
-        met: CorruptionError,
-        unhealed: list[OSError | CorruptionError],
-    ) -> bool:
+    def _heal(self, store: DirectoryStore, met: CorruptionError, unhealed: list[_Error]) -> bool:
         """Take damage out of a directory's index; whether any was. ``unhealed`` gets why that was
         not possible."""
         try:

@@ -42,8 +42,8 @@ class Shelf:
         self.keys: dict[int, bytes] = {}
         self.deleted: list[int] = []
         self.deleted_as_named: list[int] = []
+        self.deleted_as_reused: list[int] = []
         self.giving_back = GivingBack()
-        self.flushes = 0
         self.before_delete: Callable[[], None] = lambda: None
         self.before_page: Callable[[], None] = lambda: None
         self.after_page: Callable[[], None] = lambda: None
@@ -55,17 +55,17 @@ class Shelf:
         self.after_page()
         return page
 
-    def delete_ledgers(self, ledger_ids: Iterable[LedgerId], *, named: bool = False) -> int:
+    def delete_ledgers(
+        self, ledger_ids: Iterable[LedgerId], *, named: bool = False, reused: bool = False
+    ) -> int:
         self.before_delete()
         ids = list(ledger_ids)
         for each in ids:
             del self.keys[each]
         self.deleted += ids
         self.deleted_as_named += ids if named else []
+        self.deleted_as_reused += ids if reused else []
         return BYTES * len(ids)
-
-    def flush(self) -> None:
-        self.flushes += 1
 
     def next_ledger_id(self) -> int:
         return max(self.keys, default=0) + 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -27,6 +26,8 @@ from tests.unit.bookie_server.storage.support import (
 from tests.unit.virtual_time import run_in_virtual_time
 
 L, NEIGHBOUR = LedgerId(2), LedgerId(4)
+STAYS = LedgerId(3)
+"""In another directory than these."""
 OLD, NEW = b"o" * 20, b"n" * 20
 OK, BUSY = BookieStatus.OK, BookieStatus.TOO_MANY_REQUESTS
 CHANGES = ["add", "recovery", "copy", "fence", "last confirmed"]
@@ -65,14 +66,16 @@ def send(machine: Machine, what: str) -> list[Answer]:
     return machine.start_add(L, [0], key=NEW, recovery=what == "recovery")
 
 
-def collected(machine: Machine) -> PassReport:
-    """A pass that an operator ordered, over metadata in which the id is that of the new ledger."""
+def collected(machine: Machine, *others: LedgerId) -> PassReport:
+    """A pass that an operator ordered, over metadata in which the id is that of the new ledger, as
+    those of ``others`` are."""
     found: list[PassReport] = []
 
     async def main() -> None:
         world = World()
         world.shelf = machine.bookie  # type: ignore[assignment]
-        await world.name(L, key=access_key_hash(NEW))
+        for ledger_id in (L, *others):
+            await world.name(ledger_id, key=access_key_hash(NEW))
         await world.name(NEIGHBOUR, key=access_key_hash(OLD))
         order = CollectionOrder(token="a", accept_restored=True)
         found.append(await world.collector().run_pass(order))
@@ -135,21 +138,46 @@ def test_kill_behind_the_deletion_brings_nothing_of_the_lost_ledger_to_the_new_o
     assert after.add(L, [2], key=OLD) is BookieStatus.UNAUTHORIZED
 
 
-def test_lost_ledger_stays_as_it_is_if_it_cannot_be_flushed(
+def full(*_of: object) -> bool:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_lost_ledger_stays_as_it_is_if_its_directory_cannot_be_flushed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     machine = with_the_lost_ledger(formatted())
-
-    def full(_of: object) -> Sequence[int]:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr(type(machine.bookie._storage), "flush", full)
+        patch.setattr(machine.bookie._storage.store_of(L), "flush", full)
         report = collected(machine)
     assert "No space" in report.aborted and report.deleted == 0
     assert machine.held(L) == expected(L, range(3))
     assert machine.add(L, [0], key=NEW) is BookieStatus.UNAUTHORIZED, "and not busy for ever"
     assert collected(machine).deleted == 1
+
+
+def test_lost_ledgers_go_though_another_directory_cannot_be_flushed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a full disk it is deletions that make room, also those of one batch with what stays."""
+    machine = with_the_lost_ledger(formatted())
+    machine.keys.hashes.clear()
+    for ledger_id in (STAYS, NEIGHBOUR):
+        assert machine.add(ledger_id, [0], key=OLD) is OK
+    machine.flush()
+    machine.keys.hashes.update(dict.fromkeys((L, STAYS), access_key_hash(NEW)))
+    with monkeypatch.context() as patch:
+        patch.setattr(machine.bookie._storage.store_of(STAYS), "flush", full)
+        assert machine.add(STAYS, [1], key=OLD) is OK
+        report = collected(machine, STAYS)
+    assert "No space" in report.aborted
+    assert not machine.held(L)
+    assert machine.held(STAYS) == expected(STAYS, range(2))
+    assert machine.held(NEIGHBOUR) == expected(NEIGHBOUR, [0])
+    with monkeypatch.context() as patch:
+        patch.setattr(machine.bookie._storage.store_of(L), "flush", full)
+        report = collected(machine, STAYS)
+    assert (report.aborted, report.deleted) == ("", 1)
+    assert not machine.held(STAYS)
 
 
 def test_ledgers_that_the_metadata_do_not_have_at_all_are_refused_by_them_at_once() -> None:
@@ -163,6 +191,6 @@ def test_ledgers_that_the_metadata_do_not_have_at_all_are_refused_by_them_at_onc
         world.shelf.before_delete = lambda: going.append(2 in world.shelf.giving_back)
         report = await world.collector().run_pass()
         assert (report.aborted, report.deleted, going) == ("", 1, [False])
-        assert world.shelf.flushes == 0
+        assert world.shelf.deleted_as_reused == []
 
     run_in_virtual_time(main())
