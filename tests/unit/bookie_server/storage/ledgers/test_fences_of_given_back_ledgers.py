@@ -99,6 +99,22 @@ def test_copy_of_which_the_index_has_all_goes_though_a_full_disk_takes_no_flush(
     assert machine.held(other) == expected(other, [0])
 
 
+def test_copy_that_was_flushed_goes_without_a_word_of_the_directory_that_was_not() -> None:
+    is_full = False
+
+    def plan(operation: Operation) -> Fault | None:
+        takes = is_full and operation.kind in TAKES_SPACE
+        return Fault(errno.ENOSPC) if takes and operation.path.is_relative_to(LEDGERS[1]) else None
+
+    machine = with_a_stored_ledger(FaultFileSystem(formatted(), plan))
+    is_full = True
+    for ledger_id in (L, OTHER_DIRECTORY):
+        assert machine.add(ledger_id, [8], key=KEY) is BookieStatus.OK
+    assert give_back(machine, L) > 0
+    assert not machine.held(L)
+    assert machine.held(OTHER_DIRECTORY) == expected(OTHER_DIRECTORY, [8])
+
+
 def test_fence_outlives_a_kill_in_the_middle_of_the_deletion_and_behind_a_flush(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
