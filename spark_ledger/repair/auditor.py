@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
+from msgspec import UNSET
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import (
@@ -179,7 +180,7 @@ class Auditor:
             try:
                 await self.audit(found.lost, known)
             except LedgerError:  # it may fail each time: who else is gone is seen all the same
-                names, gone = tuple(sorted(without_cookie)), self._gone.saved()
+                names, gone = tuple(sorted(without_cookie)) or UNSET, self._gone.saved()
                 seen = msgspec.structs.replace(state, gone_s=gone, without_cookie=names)
                 await self._write(seen, before)
                 raise
@@ -194,7 +195,7 @@ class Auditor:
         after = AuditState(
             time_ms=time.time_ns() // 1_000_000,
             gone_s=self._gone.saved(),
-            without_cookie=tuple(sorted(without_cookie - (audited - registered))),
+            without_cookie=tuple(sorted(without_cookie - (audited - registered))) or UNSET,
             audited=tuple(sorted(audited)),
             audit_time_ms=audit_time_ms,
             stopped=found.stopped,
@@ -235,7 +236,7 @@ class Auditor:
         for each in (BookieState.WRITABLE, BookieState.READ_ONLY):
             registered.update((await self._registry.names(each)).value)
         cookies = frozenset(await self._registry.list_cookies())
-        seen = frozenset(map(BookieId, state.without_cookie)) | registered
+        seen = state.known_here_only | registered
         return _Bookies(frozenset(registered), cookies | registered, seen - cookies)
 
     # -- all ledgers -------------------------------------------------------------------------------

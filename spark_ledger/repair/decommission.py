@@ -16,7 +16,7 @@ from spark_ledger.errors import ConflictError, CorruptionError, NotFoundError
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.cookies import leaving_path
 from spark_ledger.repair.auditor import Auditor, AuditorConfig
-from spark_ledger.repair.nodes import leaving
+from spark_ledger.repair.nodes import forget_without_cookie, leaving, ran_without_cookie
 from spark_ledger.repair.worker import Worker, WorkerConfig
 from spark_ledger.types import BookieId
 
@@ -60,6 +60,7 @@ async def drain(
     store, registry = client.store, BookieRegistry(client.store)
     known = await registry.list_cookies()
     is_known = bookie_id in known or bookie_id in await leaving(store)
+    is_known = is_known or bookie_id in await ran_without_cookie(store)
     if not is_known and await registry.get(bookie_id) is None:
         raise NotFoundError(f"this cluster has no bookie {bookie_id}: see ledger bookies list")
     with contextlib.suppress(ConflictError):  # it was begun before
@@ -116,6 +117,8 @@ async def decommission(
     await registry.delete_cookie(bookie_id)
     runs = await registry.get(bookie_id) is not None
     if not runs:
+        # First: an auditor that looks in between would count it as gone.
+        await forget_without_cookie(client.store, bookie_id)
         await stay(client, bookie_id)
     return Left(runs)
 

@@ -22,6 +22,7 @@ from collections.abc import Collection
 from typing import Final
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from spark_ledger.errors import BookieUnavailableError, ConflictError, NotFoundError
 from spark_ledger.metadata.base import Create, Delete, MetadataStore, Operation
@@ -65,9 +66,10 @@ class AuditState(Node, frozen=True, kw_only=True):
     time_ms: Count = 0
     gone_s: dict[str, Seconds] = msgspec.field(default_factory=dict)
     """For how long bookies were seen to be gone."""
-    without_cookie: tuple[str, ...] = ()
+    without_cookie: tuple[str, ...] | UnsetType = UNSET
     """Bookies that have no cookie, and were registered at a look, until all ledgers were looked at
-    because they are gone: nothing else says then that they were (rule R1)."""
+    because they are gone: nothing else says then that they were (rule R1). Without any it is not
+    written: programs from before it was there take a node with it for damaged."""
     audited: tuple[str, ...] = ()
     """Lost bookies for which all ledgers were looked at."""
     audit_time_ms: Count = 0
@@ -79,6 +81,12 @@ class AuditState(Node, frozen=True, kw_only=True):
     def lost(self) -> frozenset[BookieId]:
         """Who is lost or leaving, and what named them then is marked."""
         return frozenset(map(BookieId, self.audited))
+
+    @property
+    def known_here_only(self) -> frozenset[BookieId]:
+        """``without_cookie``."""
+        names = () if self.without_cookie is UNSET else self.without_cookie
+        return frozenset(map(BookieId, names))
 
 
 class CheckState(Node, frozen=True, kw_only=True):
@@ -158,6 +166,27 @@ async def mark(
 async def leaving(store: MetadataStore) -> frozenset[BookieId]:
     """The bookies that an operator takes out of the cluster."""
     return frozenset(BookieId(name) for name in await store.children(LEAVING_PATH))
+
+
+async def ran_without_cookie(store: MetadataStore) -> frozenset[BookieId]:
+    """Bookies that the auditor has seen, and of which nothing else says that they were there."""
+    state = await read_or_renew(store, AuditState(), STATE_PATH)
+    return frozenset() if state is None else state.value.known_here_only
+
+
+async def forget_without_cookie(store: MetadataStore, bookie_id: BookieId) -> None:
+    """Count a bookie as one that the cluster never had, as if its cookie were removed (rule R10).
+
+    It is to be registered no more: an auditor that sees it so notes it again.
+    """
+    while True:
+        before = await read_or_renew(store, AuditState(), STATE_PATH)
+        if before is None or bookie_id not in before.value.known_here_only:
+            return
+        names = tuple(sorted(before.value.known_here_only - {bookie_id}))
+        after = msgspec.structs.replace(before.value, without_cookie=names or UNSET)
+        with contextlib.suppress(ConflictError, NotFoundError):  # an auditor wrote what it saw
+            await write_node(store, STATE_PATH, after, before)
 
 
 async def that_stay(store: MetadataStore, bookies: Collection[BookieId]) -> list[Operation]:

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
+from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import MetadataRestoredError, NotFoundError
+from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.cookies import leaving_path
+from spark_ledger.metadata.json_nodes import Node, encode_node, read_node, write_node
 from spark_ledger.repair.auditor import Auditor
 from spark_ledger.repair.decommission import Named, decommission, drain, stay
-from spark_ledger.repair.nodes import leaving
+from spark_ledger.repair.lost import Losses
+from spark_ledger.repair.nodes import STATE_PATH, AuditState, leaving
 from spark_ledger.repair.plan import all_names
 from spark_ledger.repair.worker import Worker, WorkerConfig
 from spark_ledger.types import BookieId
 from tests.unit.spark_ledger.client.world import World, run_virtually
 from tests.unit.spark_ledger.repair.test_worker import filled
-from tests.unit.spark_ledger.repair.world import contents, give_cookies, lacking, lose
+from tests.unit.spark_ledger.repair.world import (
+    contents,
+    crew,
+    give_cookies,
+    lacking,
+    lose,
+    marked,
+)
 
 CONFIG = WorkerConfig(bytes_per_s=1e12, open_grace_s=5.0, despite_losses=True)
 LEFT = BookieId("b0")
@@ -64,6 +75,13 @@ def test_decommission_that_is_begun_again_behind_its_end_ends_as_well() -> None:
         assert await leaving(client.store) == frozenset()
 
     run_virtually(test, bookies=4)
+
+
+async def seen(client: LedgerClient) -> AuditState:
+    """What the auditor saw last."""
+    state = await read_node(client.store, AuditState, STATE_PATH)
+    assert state is not None
+    return state.value
 
 
 def test_bookie_is_empty_once_two_looks_in_a_row_find_nothing(
@@ -178,5 +196,78 @@ def test_bookie_that_is_registered_and_has_no_cookie_is_drained() -> None:
         await drain(await world.client(), LEFT, CONFIG, told=lambda _: None)
         assert LEFT not in all_names(await client.ledger_metadata(writer.ledger_id))
         assert await stay(client, LEFT)
+
+    run_virtually(test, bookies=4)
+
+
+@pytest.mark.leaves_open("bookies that count as used", reason="the order in which they are chosen")
+@pytest.mark.parametrize("auditor_looks", [False, True])
+def test_bookies_without_cookies_that_went_at_once_are_taken_out_and_hold_up_repair_no_more(
+    auditor_looks: bool,
+) -> None:
+    """ZooKeeper was restored to before their format, and they ran on: nothing but the auditor's
+    node knows them, and no audit takes them out of it while too many are gone (rule R9)."""
+
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        client, cared = await world.client(), await crew(world)
+        registry, gone = BookieRegistry(client.store), [BookieId(f"b{n}") for n in range(4)]
+        for name in gone:
+            await registry.delete_cookie(name)
+        client.context.use(gone[1:], +3)
+        client.context.use([BookieId(f"b{n}") for n in range(4, 7)], +1)
+        first = await filled(client)  # on b0 and two that stay
+        client.context.use(gone[:1], +3)
+        client.context.use(gone[1:2], -3)
+        second = await filled(client)  # on b1 and two that stay
+        for writer, name in ((first, gone[0]), (second, gone[1])):
+            await writer.close()
+            assert set(all_names(writer.metadata)).intersection(gone) == {name}
+        await cared.passes(20)
+        for name in gone:
+            await lose(world, name)
+        await cared.passes(200)
+        assert (await seen(client)).stopped.startswith("4 of 7 ") and await marked(world) == {}
+
+        def told(_: int) -> None:
+            if auditor_looks:
+                looks.append(asyncio.ensure_future(cared.auditor.run_pass()))
+
+        looks: list[asyncio.Task[Losses]] = []
+        assert not (await decommission(await world.client(), gone[0], CONFIG, told=told)).runs
+        await asyncio.gather(*looks)
+        assert await leaving(client.store) == frozenset()
+        await cared.passes(20)
+        assert (await seen(client)).stopped == ""
+        for writer in (first, second):
+            assert not all_names(await client.ledger_metadata(writer.ledger_id)) & set(gone)
+            assert await lacking(world, client, writer.ledger_id) == []
+        with pytest.raises(NotFoundError, match="no bookie b0"):
+            await decommission(client, gone[0], CONFIG, told=told)
+
+    run_virtually(test, bookies=7)
+
+
+def test_bookie_without_a_cookie_leaves_though_its_node_is_written_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The auditor writes what it sees every ten seconds, and knew the name when it began."""
+    real, late = write_node, list[str]()
+
+    async def write(store: MetadataStore, path: str, node: Node, before: Any) -> None:
+        if path == STATE_PATH and not late:
+            late.append(path)
+            await real(store, path, AuditState(without_cookie=("b0", "b1")), before)
+        await real(store, path, node, before)
+
+    monkeypatch.setattr("spark_ledger.repair.nodes.write_node", write)
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        await lose(world, LEFT)
+        state = AuditState(without_cookie=("b0",), stopped="too many")
+        await client.store.create(STATE_PATH, encode_node(state))
+        await decommission(client, LEFT, CONFIG, told=lambda _: None)
+        assert late and await seen(client) == AuditState(without_cookie=("b1",))
 
     run_virtually(test, bookies=4)
