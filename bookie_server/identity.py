@@ -99,8 +99,14 @@ class Identity:
         """The start that was claimed; None on a full disk that never noted one."""
         self._noted: BookieCookie | None = None
         """The cluster's cookie as this start left it; None if it could not note itself."""
-        self.is_restore_accepted = False
-        """An operator has run ``ledger cluster restored`` since the store told of a restore."""
+        self._accepted_restores = 0
+        """How many the store had told of when an operator last ran ``ledger cluster restored``; 0
+        if the cluster is older since."""
+
+    @property
+    def is_restore_accepted(self) -> bool:
+        """An operator has accepted the last restore of which the store told."""
+        return 0 < self._accepted_restores == self._store.restores
 
     async def check(self) -> None:
         """Check that these directories may serve, before anything in them is changed.
@@ -274,13 +280,14 @@ class Identity:
         while True:
             await changed.wait()
             changed.clear()
+            restores = self._store.restores  # before the look: what is read may be of one more
             try:
                 node = await self._look()
                 known = _NO_START if node is None else _known(node.value)
                 verdict = standing(self.start, known)
                 if node is not None and known.accepts_newer and verdict is not Standing.REPLACED:
-                    await self._note_again(node.version)
-                    self.is_restore_accepted = bool(self._store.restored)
+                    if await self._note_again(node.version):
+                        self._accepted_restores = restores
                     continue
             except (RetryableError, ConflictError, OutcomeUnknownError):
                 await asyncio.sleep(REGISTER_RETRY_DELAY_S)
@@ -306,7 +313,8 @@ class Identity:
                     self._bookie_id,
                 )
             was_older = is_older
-            self.is_restore_accepted = self.is_restore_accepted and not is_older
+            if is_older:
+                self._accepted_restores = 0
 
     async def _look(self) -> Versioned[BookieCookie] | None:
         try:
@@ -315,17 +323,21 @@ class Identity:
             return None
         return Versioned(decode_cookie(self._bookie_id, node.value), node.version)
 
-    async def _note_again(self, version: int) -> None:
+    async def _note_again(self, version: int) -> bool:
         """The cluster was restored, and would let any directories of this bookie start whose number
-        is not below its own. Those that serve are these: it does not have to (rule S13)."""
+        is not below its own. Those that serve are these: it does not have to (rule S13).
+
+        False if this start could not note itself: the cookie accepts others as before, and nobody
+        can tell for which restore."""
         if self._noted is None:
-            return
+            return False
         await self._store.put(cookie_path(self._bookie_id), encode_cookie(self._noted), version)
         logger.info(
             "start %d of bookie %s is noted again, after ZooKeeper was restored",
             0 if self.start is None else self.start.counter,
             self._bookie_id,
         )
+        return True
 
 
 def _known(cookie: BookieCookie) -> KnownStart:

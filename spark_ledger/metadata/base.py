@@ -140,6 +140,10 @@ class MetadataStore(Protocol):
     def restored(self) -> str:
         """What to say if the store went back in time, to a backup; empty if it did not."""
 
+    @property
+    def restores(self) -> int:
+        """How often it was seen to."""
+
     async def close(self) -> None:
         """End the session; its ephemeral nodes go at once."""
 

@@ -241,6 +241,10 @@ class MemoryMetadataStore:
     def restored(self) -> str:
         return ""
 
+    @property
+    def restores(self) -> int:
+        return 0
+
     async def get(self, path: str) -> Versioned[bytes]:
         check_path(path)
         return await self._read("get", path, lambda: self.tree.get(path))

@@ -178,6 +178,7 @@ class SimStore(MemoryMetadataStore):
         self.seen = zookeeper.tree.zxid
         """The last change that this session has seen; its reads are never older."""
         self._went_back = ""
+        self._restores = 0
         self._identity = StoreIdentity(_ADDRESS, CLUSTER_PATH, cluster_identity)
         self._gone = False
         """The session of a dead process has ended."""
@@ -232,6 +233,7 @@ class SimStore(MemoryMetadataStore):
         refused = shows and self.seen > self.changes.zxid
         if refused:
             self._went_back = "ZooKeeper was restored from a backup"
+            self._restores += 1
         self.zookeeper.returning.discard(self.process.name)
         if goes_on and not refused:
             self.world.counts["sessions that were in a backup"] += 1
@@ -253,6 +255,10 @@ class SimStore(MemoryMetadataStore):
     @property
     def restored(self) -> str:
         return self._went_back
+
+    @property
+    def restores(self) -> int:
+        return self._restores
 
     def notify_watches(self) -> None:
         """Notify all watches: after a reconnect, changes may have been missed."""

@@ -97,6 +97,8 @@ class Session:
         """How many there were."""
         self.restored = ""
         """What to say if the store went back in time; empty if it did not."""
+        self.restores = 0
+        """How often it did."""
         self.client = self._new_client()
         """kazoo's client of now; another one after its thread has died."""
 
@@ -301,6 +303,7 @@ class Session:
                 return
             if newest is not None and newest < client.last_zxid:
                 self.restored = is_older(self.address)
+                self.restores += 1
                 logger.error("%s", self.restored)
                 self._session_lost = True
                 self._restart_soon()

@@ -265,6 +265,10 @@ class ZooKeeperStore:
     def restored(self) -> str:
         return self._session.restored
 
+    @property
+    def restores(self) -> int:
+        return self._session.restores
+
     async def close(self) -> None:
         self._watches.close()
         await self._session.close()

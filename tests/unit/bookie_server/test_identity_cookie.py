@@ -151,19 +151,85 @@ async def test_restore_is_accepted_by_the_command_until_the_cluster_is_older_onc
     await restore_and_accept()
     assert not running.is_restore_accepted, "the store has told of none, and may tell of another"
 
-    class Restored(MemoryMetadataStore):
-        @property
-        def restored(self) -> str:
-            return "went back"
-
-    running._store.__class__ = Restored
-    for _ in range(2):
+    told = told_of(running)
+    for seen in ([1], [], [2]):  # the second one does not show, but for the cookie
+        told += seen
         await restore_and_accept()
         assert running.is_restore_accepted
         running._store.reconnect()
         await asyncio.sleep(0.01)
         assert running.is_restore_accepted, "the same metadata on another connection"
     await running.close()
+
+
+@in_world
+async def test_restore_to_behind_an_accepted_one_has_to_be_accepted_too(world: World) -> None:
+    """The cookie is the same in that backup."""
+    running = await world.start()
+    running.watch(lambda reason: None)
+    told = told_of(running)
+    for restores in (1, 2):
+        told.append(restores)
+        running._store.reconnect()  # type: ignore[attr-defined]
+        await asyncio.sleep(0.01)
+        assert not running.is_restore_accepted
+        assert await accept_newer_starts(world.tree.open_session()) == [B]
+        await asyncio.sleep(0.05)
+        assert running.is_restore_accepted
+    await running.close()
+
+
+@in_world
+async def test_restore_that_is_found_out_while_one_before_is_accepted_is_not(world: World) -> None:
+    running = await world.start()
+    told = told_of(running)
+    told.append(1)
+    note = running._note_again
+
+    async def late(version: int) -> bool:
+        is_noted = await note(version)
+        told.append(2)
+        return is_noted
+
+    running._note_again = late  # type: ignore[method-assign]
+    running.watch(lambda reason: None)
+    assert await accept_newer_starts(world.tree.open_session()) == [B]
+    await asyncio.sleep(0.05)
+    assert told == [1, 2] and not running.is_restore_accepted
+    await running.close()
+
+
+@in_world
+async def test_restore_is_not_accepted_by_a_bookie_that_could_not_note_its_start(
+    world: World,
+) -> None:
+    """The cookie accepts others on and on, also in a backup that is made of it."""
+    await world.start()
+    running = world.identity()
+    running.start = world.known().start
+    told_of(running).append(1)
+    running.watch(lambda reason: None)
+    assert await accept_newer_starts(world.tree.open_session()) == [B]
+    await asyncio.sleep(0.01)
+    assert world.known().accepts_newer and not running.is_restore_accepted
+    await running.close()
+
+
+def told_of(running: Identity) -> list[int]:
+    """From now on the store of this one tells of so many restores as are in the list."""
+    told: list[int] = []
+
+    class Restored(MemoryMetadataStore):
+        @property
+        def restored(self) -> str:
+            return "went back"
+
+        @property
+        def restores(self) -> int:
+            return len(told)
+
+    running._store.__class__ = Restored
+    return told
 
 
 @in_world

@@ -61,10 +61,10 @@ def test_what_is_damaged_is_asked_for_while_the_bookie_serves(
     monkeypatch.setattr(Refetch, "look", look)
 
     async def main() -> None:
-        async with serving(cluster) as (bookie, _running):
+        async with serving(cluster) as (_bookie, _running):
             await until(lambda: len(looks) > 2)
             assert not looks[0]._is_accepted()
-            bookie._identity.is_restore_accepted = True
+            monkeypatch.setattr(Identity, "is_restore_accepted", True)
             assert looks[0]._is_accepted()
 
     asyncio.run(main())

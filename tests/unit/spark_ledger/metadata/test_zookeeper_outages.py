@@ -150,6 +150,24 @@ def test_next_outage_is_looked_into_after_one_that_was_over_or_could_not_be(
     run(scenario)
 
 
+def test_store_that_goes_back_twice_says_so(
+    run: Run, answers: list[int | Exception | None]
+) -> None:
+    async def scenario(server: FakeServer, store: ZooKeeperStore) -> None:
+        async def go_back() -> int:
+            connections, client = store.connections, server.clients[-1]
+            client.last_zxid = SEEN
+            answers.append(SEEN - 1)
+            client.break_connection()
+            await eventually(lambda: store.connections > connections)
+            return store.restores
+
+        assert store.restores == 0
+        assert [await go_back() for _ in range(2)] == [1, 2]
+
+    run(scenario)
+
+
 class Flapping(FakeKazoo):
     """Its connection breaks in the moment after somebody has seen that it stands."""
 
