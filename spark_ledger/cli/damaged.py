@@ -13,6 +13,7 @@ from spark_ledger.errors import ConflictError, CorruptionError, NoSuchLedgerErro
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.codec import decode_ledger
 from spark_ledger.metadata.connect import connected_store
+from spark_ledger.metadata.deletions import Deletions
 from spark_ledger.metadata.ledgers import ledger_path
 from spark_ledger.types import LedgerId
 
@@ -21,14 +22,20 @@ def delete_damaged(uri: str, ledger_ids: Iterable[LedgerId], advance: Callable[[
     """Delete damaged ledgers, one after the other. ``advance`` is called after each.
 
     Raises NoSuchLedgerError, ConflictError for one that can be read or has just changed,
-    ConfigurationError for one of a later format; those before it are deleted then.
+    ConfigurationError for one of a later format; those before it are deleted then. Bookies get the
+    sign of what was deleted in each case.
     """
 
     async def run() -> None:
         async with connected_store(uri) as store:
-            for ledger_id in ledger_ids:
-                await _delete(store, ledger_id)
-                advance()
+            deletions = Deletions(store)
+            try:
+                for ledger_id in ledger_ids:
+                    await _delete(store, ledger_id)
+                    deletions.note()
+                    advance()
+            finally:
+                await deletions.close()
 
     asyncio.run(run())
 

@@ -12,6 +12,7 @@ from spark_ledger.cli import damaged
 from spark_ledger.errors import CorruptionError, MetadataRestoredError
 from spark_ledger.metadata.base import MetadataStore, Put
 from spark_ledger.metadata.codec import decode_ledger, encode_ledger
+from spark_ledger.metadata.deletions import read_sign
 from spark_ledger.metadata.ledgers import ledger_path
 from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
 from spark_ledger.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Quorums
@@ -58,6 +59,16 @@ def test_ledger_that_cannot_be_read_is_deleted(nodes: MemoryTree, run: Run) -> N
     assert there(nodes) == ["L0007"]
     outcome = run(*COMMAND, "8")
     assert (outcome.status, "ledger 8 does not exist" in outcome.err) == (1, True)
+
+
+@pytest.mark.parametrize(("ledgers", "signs"), [("8", 1), ("8 7", 1), ("8 9", 1), ("7 8", 0)])
+def test_bookies_get_a_sign_of_what_was_deleted(
+    ledgers: str, signs: int, nodes: MemoryTree, run: Run
+) -> None:
+    """Else they give its space back at their next pass only (rule G10)."""
+    put(nodes, 9, b"{")
+    run(*COMMAND, *ledgers.split())
+    assert asyncio.run(read_sign(MemoryMetadataStore(nodes))) == signs - 1
 
 
 def test_ledger_that_can_be_read_is_refused_and_stays(nodes: MemoryTree, run: Run) -> None:
