@@ -69,8 +69,8 @@ async def accept_restored(
     if silent:
         raise BookieUnavailableError(
             f"{', '.join(silent)} did not say which ledgers they hold, so no ids were passed over: "
-            "start them (they may start now) and run this again, or leave out those that are gone "
-            "for good with --without-bookie ID"
+            f"{_remedies(silent, without_cookie)} and run this again, or leave out those that are "
+            "gone for good with --without-bookie ID"
         )
     ledgers = await LedgerStore(store).list()
     named = max((ledger_id + 1 for ledger_id in ledgers), default=1)
@@ -79,6 +79,18 @@ async def accept_restored(
     before, now = await raise_counter(store, highest + RESTORED_IDS_SKIPPED)
     left_out = sorted(map(BookieId, without))
     return Restored(before, now, len(ledgers), next_ids, left_out, may_start, without_cookie)
+
+
+def _remedies(silent: Sequence[BookieId], without_cookie: Collection[BookieId]) -> str:
+    """What makes them answer: one without a cookie is refused at its start."""
+    unknown = [each for each in silent if each in without_cookie]
+    said = ["start them (they may start now)"] if len(silent) > len(unknown) else []
+    if unknown:
+        said.append(
+            f"for {', '.join(unknown)}, formatted after the backup, stop what runs, run `ledger "
+            "bookie relocate --config FILE` there, start it"
+        )
+    return "; ".join(said)
 
 
 def _check(next_ids: Mapping[BookieId, int], known: int) -> None:

@@ -84,7 +84,8 @@ def test_no_id_that_a_bookie_or_the_metadata_know_is_given_again(
 def test_bookie_that_does_not_say_is_named_and_may_start(bookies: Bookies) -> None:
     async def main() -> None:
         store = await cluster("a", "b")
-        with pytest.raises(BookieUnavailableError, match=r"^b did not say .*--without-bookie"):
+        said = r"^b did not say .*: start them \(they may start now\) and run .*--without-bookie"
+        with pytest.raises(BookieUnavailableError, match=said):
             await accept(store, bookies)
         assert await next_id(store) == 1, "no id was passed over"
         node = await store.get(f"{COOKIES_PATH}/b")
@@ -105,8 +106,13 @@ def test_bookie_that_serves_and_is_not_in_the_backup_is_asked_and_named(state: s
         store = await cluster("a", "d")
         for name in ("a", "c"):
             await store.create(f"{BOOKIES_PATH}/{state}/{name}", b"", ephemeral=True)
-        with pytest.raises(BookieUnavailableError, match=r"^c did not say"):
+        relocate = r"for c, .* run `ledger bookie relocate --config FILE` there, start it and run "
+        with pytest.raises(BookieUnavailableError, match=rf"^c did not say .*: {relocate}") as one:
             await accept(store, Bookies(a=5, d=6))
+        assert "may start now" not in str(one.value), "it is refused at its start"
+        start = r"start them \(they may start now\)"
+        with pytest.raises(BookieUnavailableError, match=rf"^c, d did .*: {start}; {relocate}"):
+            await accept(store, Bookies(a=5))
         done = await accept(store, Bookies(a=5, d=6), "c")
         assert done.without_cookie == ["c"] and done.without == ["c"]
         done = await accept(store, Bookies(a=5, c=9, d=6))
