@@ -163,6 +163,33 @@ def test_bound_leaves_room_to_others_and_holds_what_a_client_may_have() -> None:
     assert 17 * MIB < BOOKIE_KEY_WAITING_BYTES_MAX < BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX
 
 
+def test_nobody_makes_way_for_an_add_that_has_no_room_even_so() -> None:
+    """One connection is a little above the others: what it would give up is too little."""
+    room, refused = KeyRoom(100_000), list[str]()
+
+    def enter(who: str, frames_bytes: int) -> bool:
+        waiter = Waiter[None](who, frames_bytes, lambda _: refused.append(who))
+        return room.enter(waiter) is None
+
+    for who in ("a", "b", "c"):
+        assert enter(who, 25_000)
+    assert enter("a", 1_000) and enter("a", 1_000) and enter("d", 15_000)
+    before = room.frames_bytes
+    assert not enter("e", 25_500)
+    assert not refused and room.frames_bytes == before
+    assert enter("e", 2_500) and refused == ["a"], "the newest of it is enough for this one"
+
+
+def freeable(waiting: list[Waiter[None]], share: int) -> int:
+    """What connections above a share would give up, each the newest first."""
+    freed = 0
+    for who in {each.who for each in waiting}:
+        costs = [each.cost for each in waiting if each.who == who]
+        while sum(costs) > share:
+            freed += costs.pop()
+    return freed
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_room_counts_exactly_and_is_never_more_than_there_is(seed: int) -> None:
     draw = random.Random(seed)
@@ -196,8 +223,11 @@ def test_room_counts_exactly_and_is_never_more_than_there_is(seed: int) -> None:
             if enters:
                 waiting.append(one)
             else:
-                assert max(costs.values()) <= costs[one.who] + one.cost
-                assert costs.total() + one.cost > bytes_max
+                assert len(refused) == before, "nobody makes way for one that has no room"
+                assert (
+                    costs.total() - freeable(waiting, costs[one.who] + one.cost)
+                    > bytes_max - one.cost
+                )
         assert sum(each.cost for each in waiting) <= bytes_max
         assert room.frames_bytes == sum(each.frames_bytes for each in waiting)
     for each in waiting:
