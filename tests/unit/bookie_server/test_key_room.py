@@ -12,6 +12,7 @@ import pytest
 from bookie_server.core.copies import CopyGrant
 from bookie_server.core.key_room import KeyRoom, Waiter
 from bookie_server.core.transitions import KnownLedger
+from bookie_server.first_contact import Answer as KeyAnswer
 from bookie_server.first_contact import CopyAnswer
 from spark_ledger.bookie_api import ASKED_BY, Refusal
 from spark_ledger.limits import MIB
@@ -31,11 +32,16 @@ LARGE = 950_000
 
 
 class SilentKeys(SlowKeys):
-    """Keeps the look-ups of copies as well."""
+    """Keeps the look-ups of copies as well, and for whom it looks."""
 
     def __init__(self) -> None:
         super().__init__()
         self.copies: list[CopyAnswer] = []
+        self.asked_by: list[str] = []
+
+    def look_up(self, ledger_id: LedgerId, answer: KeyAnswer) -> None:
+        self.asked_by.append(ASKED_BY.get())
+        super().look_up(ledger_id, answer)
 
     def look_up_copy(self, ledger_id: LedgerId, answer: CopyAnswer) -> None:
         self.copies.append(answer)
@@ -130,6 +136,26 @@ def test_add_of_whoever_has_less_takes_the_place_of_the_newest_of_whoever_has_mo
     assert flood[: waiting - 2] == [[(OK, "")]] * (waiting - 2)
     assert machine.held(8) == expected(8, range(waiting - 2), size=LARGE)
     assert machine.bookie.stats().append_bytes_in_flight == 0
+
+
+def test_adds_that_waited_for_a_flush_wait_on_for_their_keys_each_for_its_connection(
+    machine: Machine, keys: SilentKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flush ends on behalf of nobody. Under one name they would be one connection, which has most
+    and makes way to a stranger."""
+    is_full = True
+    monkeypatch.setattr(machine.bookie._storage, "is_full", lambda _ledger: is_full)
+    keys.asked_by.clear()
+    honest = strangers(machine, 30)
+    assert not keys.asked_by and machine.bookie.stats().adds_waiting == 30
+    is_full = False
+    machine.bookie.on_flushed()
+    assert keys.asked_by == [f"stranger {number}" for number in range(100, 130)]
+    assert ASKED_BY.get() == "", "what else is done there is done for nobody"
+    with asked_by("flood"):
+        flood = [machine.start_add(8, [number], key=KEY, size=LARGE) for number in range(60)]
+    assert honest == [[]] * 30
+    assert len([answer for answer in flood if answer]) > 50
 
 
 def test_fences_wait_however_full_the_room_is(machine: Machine, keys: SilentKeys) -> None:
