@@ -49,7 +49,7 @@ from bookie_server.storage.records import RecordType
 from bookie_server.storage.stats import StorageStats
 from bookie_server.waiting_adds import PendingAdd, WaitingAdds
 from bookie_server.watchers import Watchers
-from spark_ledger.bookie_api import Done, EntryPage, LedgerEnd, ReadOutcome, Refusal
+from spark_ledger.bookie_api import ASKED_BY, Done, EntryPage, LedgerEnd, ReadOutcome, Refusal
 from spark_ledger.limits.bookie import ADDS_GO_ON_AT_ONCE
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
@@ -125,8 +125,8 @@ class Bookie:
             done(BookieStatus.BAD_REQUEST, f"{message} are too many for one run")
             return
         self._bytes_in_flight.acquire(size)
-        answer = partial(self._answer, size, done)
-        add = PendingAdd(run, access_key_hash(access_key), recovery, last_add_confirmed, answer)
+        key_hash, answer = access_key_hash(access_key), partial(self._answer, size, done)
+        add = PendingAdd(run, key_hash, recovery, last_add_confirmed, answer, ASKED_BY.get())
         if recovery and is_copy_key(access_key):
             self._copies.wait(run.ledger_id, partial(self._copy, add), size)
         else:
@@ -396,7 +396,7 @@ class Bookie:
             return
         if in_metadata is None and (found is None or self._first_contacts.is_waiting(ledger_id)):
             again = partial(resume, partial(self._admit, add), add.done)
-            self._first_contacts.wait(ledger_id, again, len(run.frames))
+            self._first_contacts.wait(ledger_id, again, len(run.frames), add.who)
             return
         accepted = on_add(
             found,

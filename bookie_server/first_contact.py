@@ -87,10 +87,12 @@ class LookUps(Generic[F]):
         ledger_id: LedgerId,
         resume: Callable[[F | Refusal], None],
         frames_bytes: int = 0,
+        who: str | None = None,
     ) -> None:
         """Have a request go on once the ledger's key is known, or is not to be had. One that has
-        frames is refused when others wait with as many as there is room for."""
-        who = ASKED_BY.get()
+        frames is refused when others wait with as many as there is room for. ``who`` names its
+        connection, if it does not come from there now."""
+        who = ASKED_BY.get() if who is None else who
         waiter: Waiter[F] = Waiter(who, frames_bytes, resume)
         refusal = _closing() if self._closed else self.room.enter(waiter)
         if refusal is not None:
@@ -103,7 +105,9 @@ class LookUps(Generic[F]):
         asking = self._asking.get(ledger_id)
         if asking is not None and who not in asking:
             asking.add(who)
+            asked_by = ASKED_BY.set(who)
             self._look_up(ledger_id, partial(self._answered, ledger_id, who, asking))
+            ASKED_BY.reset(asked_by)
 
     def close(self) -> None:
         """Refuse what waits, and what comes."""

@@ -17,7 +17,6 @@ from spark_ledger.errors import CorruptionError, LedgerError, NoSuchLedgerError
 from spark_ledger.limits.bookie import (
     FIRST_CONTACT_LOOKUPS_MAX,
     FIRST_CONTACT_LOOKUPS_WAITING_MAX,
-    FIRST_CONTACT_MISS_S,
     FIRST_CONTACT_TIMEOUT_S,
 )
 from spark_ledger.metadata.base import MetadataStore
@@ -41,7 +40,6 @@ class MetadataKeys:
         self._ledgers = LedgerStore(store)
         self._turns = LookupTurns(FIRST_CONTACT_LOOKUPS_MAX, FIRST_CONTACT_LOOKUPS_WAITING_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._next_miss = 0.0  # when the next turn that finds nothing may end
         self.found = 0
         """Ledgers that the bookie was allowed to take: it counts up with each."""
 
@@ -89,16 +87,17 @@ class MetadataKeys:
         turn: asyncio.Future[bool],
     ) -> None:
         found: F | Refusal = _busy(ledger_id, "the look-up was given up")
-        is_missing = False
+        is_there: bool | None = None
         try:
             async with asyncio.timeout(FIRST_CONTACT_TIMEOUT_S):
                 if await turn:
                     found = await read(ledger_id)
                     self.found += 1
+                    is_there = True
                 else:
                     found = _busy(ledger_id, "others that ask for less come first")
         except NoSuchLedgerError:
-            found, is_missing = not_in_the_metadata(ledger_id), True
+            found, is_there = not_in_the_metadata(ledger_id), False
         except CorruptionError as error:
             found = Refusal(BookieStatus.IO_ERROR, str(error))
         except TimeoutError:
@@ -106,22 +105,10 @@ class MetadataKeys:
         except LedgerError as error:
             found = _busy(ledger_id, str(error))
         finally:
-            self._leave(who, turn, is_missing=is_missing)
+            self._turns.leave(who, turn, found=is_there)
             if isinstance(found, Refusal):
                 logger.info("refused: %s", found.message)
             answer(found)  # whatever happened: requests wait for it
-
-    def _leave(self, who: str, turn: asyncio.Future[bool], *, is_missing: bool) -> None:
-        """Give the turn on; of those that found nothing one after the other, in their time."""
-        loop = asyncio.get_running_loop()
-        ends_at = now = loop.time()
-        if is_missing:
-            ends_at = max(now, self._next_miss)
-            self._next_miss = ends_at + FIRST_CONTACT_MISS_S
-        if ends_at > now:
-            loop.call_at(ends_at, self._turns.leave, who, turn)
-        else:
-            self._turns.leave(who, turn)
 
 
 def _busy(ledger_id: LedgerId, reason: str) -> Refusal:

@@ -19,6 +19,8 @@ class PendingAdd(NamedTuple):
     recovery: bool
     last_add_confirmed: EntryId
     done: Done
+    who: str
+    """The connection that it came from."""
     in_metadata: KnownLedger | None = None
     """What the metadata say of the ledger; None if nobody had to look yet."""
 

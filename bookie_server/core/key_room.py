@@ -80,14 +80,32 @@ class KeyRoom:
         """Count a request until it leaves. A refusal: there is no room for it."""
         if not waiter.cost:
             return None
-        while self._cost + waiter.cost > self._bytes_max:
-            most = max(self._costs, key=self._costs.__getitem__)
-            if self._costs[most] <= self._costs.get(waiter.who, 0) + waiter.cost:
-                return self._busy()
-            self._make_way(next(reversed(self._waiters[most])))
+        leaving = self._who_makes_way(waiter)
+        if leaving is None:
+            return self._busy()
+        for each in leaving:
+            self._make_way(each)
         self._waiters.setdefault(waiter.who, {})[waiter] = None
         self._count(waiter, 1)
         return None
+
+    def _who_makes_way(self, waiter: Place) -> list[Place] | None:
+        """Those whose room a request gets. None: they would be too few, and all of them stay."""
+        share = self._costs.get(waiter.who, 0) + waiter.cost
+        above = {who: cost for who, cost in self._costs.items() if cost > share}
+        newest = {who: reversed(self._waiters[who]) for who in above}
+        leaving: list[Place] = []
+        too_much = self._cost + waiter.cost - self._bytes_max
+        while too_much > 0:
+            if not above:
+                return None
+            most = max(above, key=above.__getitem__)
+            leaving.append(next(newest[most]))
+            too_much -= leaving[-1].cost
+            above[most] -= leaving[-1].cost
+            if above[most] <= share:
+                del above[most]
+        return leaving
 
     def leave(self, waiter: Place) -> None:
         """A request that was let in goes on, or is refused."""

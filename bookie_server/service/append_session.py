@@ -37,6 +37,7 @@ from spark_ledger.errors import MalformedMessageError
 from spark_ledger.limits.bookie import (
     ADD_COST_BYTES,
     APPEND_TURN_S,
+    BOOKIE_HELD_MESSAGE_S,
     BOOKIE_MALFORMED_ADDS_MAX,
     BOOKIE_UNKNOWN_ADDS_MAX,
     BOOKIE_UNSENT_RESULTS_MAX,
@@ -143,6 +144,7 @@ class AppendSession:
         self._was_interrupted = False
         self._malformed = 0  # adds
         self._unauthorized = 0  # appenders
+        self._may_be_held = True  # until the bookie is busy, or for a while
         self._reads_since = math.inf  # while nothing is read
         self._writes_since = math.inf  # while nothing is written
         self._message_bytes = APPEND_MESSAGE_BYTES_TARGET  # the size of the last one
@@ -212,6 +214,7 @@ class AppendSession:
         if reason:
             for appender in self._appenders.values():
                 self._note_stall(appender)
+            self._sent.set()  # what is held hears of it as well
 
     def _note_stall(self, appender: _AppenderState) -> None:
         """Tell an appender once, until something of it is durable.
@@ -290,6 +293,7 @@ class AppendSession:
                 error = f"{self._unauthorized} ledgers of this stream may not be written"
             if error:
                 return error
+            await self._hold(began)
             await self._check_refusals()
             if is_last:
                 return ""
@@ -319,21 +323,32 @@ class AppendSession:
     @property
     def _has_strange_ledgers(self) -> bool:
         goes_on = self.is_known or self._stall or self._draining or self._aborts
-        return self._unanswered > FIRST_CONTACT_LOOKUPS_MAX and not goes_on
+        is_strange = self._may_be_held and not goes_on
+        return is_strange and self._unanswered > FIRST_CONTACT_LOOKUPS_MAX
+
+    async def _hold(self, began: float) -> None:
+        """Take no more in of a stream that has stored nothing while many of its ledgers wait, most
+        likely to be looked up: whoever comes with thousands that do not exist is ended by the
+        answers to the first of them.
+
+        An honest process that begins so many while ZooKeeper is away must hear in time that the
+        bookie is busy. So a message is held for a while only, and no other one behind it; nor is a
+        stream that was told so. While a disk stalls all have to hear of it
+        (rule S15), and a drain waits for no more than one look-up.
+        """
+        if not self._has_strange_ledgers:
+            return
+        with self._gate.held.hold(self._message_bytes) as is_held:
+            try:
+                async with asyncio.timeout(began + BOOKIE_HELD_MESSAGE_S - time.perf_counter()):
+                    while is_held and self._has_strange_ledgers:
+                        self._sent.clear()
+                        await self._sent.wait()
+            except TimeoutError:
+                self._may_be_held = False
 
     async def _check_refusals(self) -> None:
-        """End the stream if it is the one of which most was refused.
-
-        Take no more in of one that has stored nothing while many of its ledgers wait, most likely
-        to be looked up: whoever comes with thousands that do not exist is ended by the answers to
-        the first of them. While a disk stalls all have to hear of it (rule S15), and a drain waits
-        for no more than one look-up.
-        """
-        if self._has_strange_ledgers:
-            with self._gate.held.hold(self._message_bytes) as is_held:
-                while is_held and self._has_strange_ledgers:
-                    self._sent.clear()
-                    await self._sent.wait()
+        """End the stream if it is the one of which most was refused."""
         if self._ends_with:
             await self._abort(grpc.StatusCode.RESOURCE_EXHAUSTED, self._ends_with)
 
@@ -409,6 +424,7 @@ class AppendSession:
         if status is not BookieStatus.OK:
             is_first = appender.refusal is None
             self._unauthorized += is_first and status is BookieStatus.UNAUTHORIZED
+            self._may_be_held &= status is not BookieStatus.TOO_MANY_REQUESTS
             appender.refuse(last_entry, Refusal(status, message))
             if is_first and not (self._aborts or self._is_gone):
                 self._gate.refused.one_more(self)

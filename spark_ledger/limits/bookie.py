@@ -55,6 +55,11 @@ BOOKIE_HELD_MESSAGES_BYTES: Final = 16 * MIB
 """Messages of streams that have stored nothing, held while the first of their ledgers are looked
 up. What comes above it is taken in at once."""
 
+BOOKIE_HELD_MESSAGE_S: Final = 1.0
+"""Such a message is held for this long, and none of its stream behind it. With the time of a
+look-up that is given up (``FIRST_CONTACT_TIMEOUT_S``) it is below the time after which a writer
+takes a bookie for silent."""
+
 BOOKIE_UNSENT_RESULTS_MAX: Final = 4_096
 """Results that wait for a client which does not read them; then its stream is not read either."""
 
@@ -70,9 +75,13 @@ asks for ledgers that do not exist puts no more load on ZooKeeper. Connections t
 append stream that has stored nothing no more than these wait; the next ones stay in its message."""
 
 FIRST_CONTACT_MISS_S: Final = 0.002
-"""Look-ups that have found no ledger end their turns this far apart, so 500 of them are made in a
-second. Each takes some tenths of a millisecond of the service loop, with what else is done for such
-an add: whoever asks for ledgers that do not exist had all of it."""
+"""Connections whose last look-up found no ledger begin their look-ups this far apart, all together:
+500 in a second. Each takes some tenths of a millisecond of the service loop, with what else is done
+for such an add: whoever asks for ledgers that do not exist had all of it."""
+
+FIRST_CONTACT_PACED_MAX: Final = 4096
+"""Connections of which a bookie remembers that their last look-up found nothing. Of more it forgets
+the one that has had none for longest."""
 
 FIRST_CONTACT_LOOKUPS_WAITING_MAX: Final = 4096
 """Ledgers whose first request waits; beyond it a bookie is busy to whoever has most."""

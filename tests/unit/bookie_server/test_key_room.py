@@ -12,6 +12,7 @@ import pytest
 from bookie_server.core.copies import CopyGrant
 from bookie_server.core.key_room import KeyRoom, Waiter
 from bookie_server.core.transitions import KnownLedger
+from bookie_server.first_contact import Answer as KeyAnswer
 from bookie_server.first_contact import CopyAnswer
 from spark_ledger.bookie_api import ASKED_BY, Refusal
 from spark_ledger.limits import MIB
@@ -31,11 +32,16 @@ LARGE = 950_000
 
 
 class SilentKeys(SlowKeys):
-    """Keeps the look-ups of copies as well."""
+    """Keeps the look-ups of copies as well, and for whom it looks."""
 
     def __init__(self) -> None:
         super().__init__()
         self.copies: list[CopyAnswer] = []
+        self.asked_by: list[str] = []
+
+    def look_up(self, ledger_id: LedgerId, answer: KeyAnswer) -> None:
+        self.asked_by.append(ASKED_BY.get())
+        super().look_up(ledger_id, answer)
 
     def look_up_copy(self, ledger_id: LedgerId, answer: CopyAnswer) -> None:
         self.copies.append(answer)
@@ -132,6 +138,26 @@ def test_add_of_whoever_has_less_takes_the_place_of_the_newest_of_whoever_has_mo
     assert machine.bookie.stats().append_bytes_in_flight == 0
 
 
+def test_adds_that_waited_for_a_flush_wait_on_for_their_keys_each_for_its_connection(
+    machine: Machine, keys: SilentKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flush ends on behalf of nobody. Under one name they would be one connection, which has most
+    and makes way to a stranger."""
+    is_full = True
+    monkeypatch.setattr(machine.bookie._storage, "is_full", lambda _ledger: is_full)
+    keys.asked_by.clear()
+    honest = strangers(machine, 30)
+    assert not keys.asked_by and machine.bookie.stats().adds_waiting == 30
+    is_full = False
+    machine.bookie.on_flushed()
+    assert keys.asked_by == [f"stranger {number}" for number in range(100, 130)]
+    assert ASKED_BY.get() == "", "what else is done there is done for nobody"
+    with asked_by("flood"):
+        flood = [machine.start_add(8, [number], key=KEY, size=LARGE) for number in range(60)]
+    assert honest == [[]] * 30
+    assert len([answer for answer in flood if answer]) > 50
+
+
 def test_fences_wait_however_full_the_room_is(machine: Machine, keys: SilentKeys) -> None:
     strangers(machine, 80)
     answers = machine.start_fence(8, key=KEY)
@@ -161,6 +187,33 @@ def test_adds_that_wait_are_refused_once_when_the_bookie_closes(machine: Machine
 
 def test_bound_leaves_room_to_others_and_holds_what_a_client_may_have() -> None:
     assert 17 * MIB < BOOKIE_KEY_WAITING_BYTES_MAX < BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX
+
+
+def test_nobody_makes_way_for_an_add_that_has_no_room_even_so() -> None:
+    """One connection is a little above the others: what it would give up is too little."""
+    room, refused = KeyRoom(100_000), list[str]()
+
+    def enter(who: str, frames_bytes: int) -> bool:
+        waiter = Waiter[None](who, frames_bytes, lambda _: refused.append(who))
+        return room.enter(waiter) is None
+
+    for who in ("a", "b", "c"):
+        assert enter(who, 25_000)
+    assert enter("a", 1_000) and enter("a", 1_000) and enter("d", 15_000)
+    before = room.frames_bytes
+    assert not enter("e", 25_500)
+    assert not refused and room.frames_bytes == before
+    assert enter("e", 2_500) and refused == ["a"], "the newest of it is enough for this one"
+
+
+def freeable(waiting: list[Waiter[None]], share: int) -> int:
+    """What connections above a share would give up, each the newest first."""
+    freed = 0
+    for who in {each.who for each in waiting}:
+        costs = [each.cost for each in waiting if each.who == who]
+        while sum(costs) > share:
+            freed += costs.pop()
+    return freed
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -196,8 +249,11 @@ def test_room_counts_exactly_and_is_never_more_than_there_is(seed: int) -> None:
             if enters:
                 waiting.append(one)
             else:
-                assert max(costs.values()) <= costs[one.who] + one.cost
-                assert costs.total() + one.cost > bytes_max
+                assert len(refused) == before, "nobody makes way for one that has no room"
+                assert (
+                    costs.total() - freeable(waiting, costs[one.who] + one.cost)
+                    > bytes_max - one.cost
+                )
         assert sum(each.cost for each in waiting) <= bytes_max
         assert room.frames_bytes == sum(each.frames_bytes for each in waiting)
     for each in waiting:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bookie_server import ledger_keys
+from bookie_server import ledger_keys, lookup_turns
 from bookie_server.core.transitions import KnownLedger
 from bookie_server.first_contact import LookUps
 from bookie_server.ledger_keys import MetadataKeys
@@ -77,9 +77,81 @@ def test_look_ups_that_find_nothing_are_made_at_a_rate_at_most() -> None:
         await asyncio.sleep(1.0)
         per_s = 1 / FIRST_CONTACT_MISS_S
         answered = sum(each[BookieStatus.UNAUTHORIZED] for each in asking.statuses.values())
-        assert per_s - 20 <= answered <= per_s + FIRST_CONTACT_LOOKUPS_MAX
+        at_first = len(FLOODS) * FIRST_CONTACT_LOOKUPS_MAX  # before any has found nothing
+        assert per_s - 20 <= answered <= per_s + at_first
         await asyncio.sleep(5.0)
         assert sum(each.total() for each in asking.statuses.values()) == 3000
+
+    run_in_virtual_time(main())
+
+
+def test_look_ups_that_find_nothing_keep_no_place_from_those_of_others() -> None:
+    """Places that waited for the pace of strangers made new ledgers of honest writers busy."""
+
+    async def main() -> None:
+        tree = MemoryTree()
+        for number in range(1000):
+            await created(tree, ledger_id=LedgerId(100_000 + number))
+        asking = Asking(delay_s=0.002, tree=tree)
+        for number in range(10):
+            asking.ask(f"stranger {number}", 300)
+        await asyncio.sleep(0.3)
+        asking.ask("honest", 1000, first=100_000)
+        await asyncio.sleep(2 * 0.002 * 1000 / FIRST_CONTACT_LOOKUPS_MAX)
+        assert asking.statuses["honest"] == {BookieStatus.OK: 1000}
+        await asyncio.sleep(5.0)
+        assert sum(each.total() for each in asking.statuses.values()) == 4000
+        assert not asking.keys._turns._held_back
+
+    run_in_virtual_time(main())
+
+
+def test_connection_that_finds_a_ledger_is_paced_no_more() -> None:
+    """One of its ledgers was deleted."""
+
+    async def main() -> None:
+        tree = MemoryTree()
+        for number in range(1000):
+            await created(tree, ledger_id=LedgerId(100_000 + number))
+        asking = Asking(tree=tree)
+        asking.ask("honest")
+        await asyncio.sleep(0.02)
+        assert asking.statuses["honest"] == {BookieStatus.UNAUTHORIZED: 1}
+        asking.ask("honest", 1000, first=100_000)
+        await asyncio.sleep(0.01 * (1000 // FIRST_CONTACT_LOOKUPS_MAX + 8))
+        assert asking.statuses["honest"][BookieStatus.OK] == 1000
+
+    run_in_virtual_time(main())
+
+
+def test_connection_that_found_nothing_waits_for_its_time_also_beside_free_places() -> None:
+    """Whoever asks anew only when it was answered finds all of them free."""
+
+    async def main() -> None:
+        asking = Asking(delay_s=0.001)
+        asking.ask("a", 30)
+        await asyncio.sleep(0.01)
+        for _ in range(100):
+            asking.ask("a", 30)
+            await asyncio.sleep(0.01)
+        answered = asking.statuses["a"][BookieStatus.UNAUTHORIZED]
+        assert 400 <= answered <= 30 + 1.02 / FIRST_CONTACT_MISS_S
+        await asyncio.sleep(5.0)
+
+    run_in_virtual_time(main())
+
+
+def test_no_more_connections_are_remembered_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookup_turns, "FIRST_CONTACT_PACED_MAX", 10)
+
+    async def main() -> None:
+        asking = Asking()
+        for number in range(50):
+            asking.ask(f"stranger {number}", 3)
+        await asyncio.sleep(1.0)
+        assert sum(each.total() for each in asking.statuses.values()) == 150
+        paced = asking.keys._turns._paced
+        assert len(paced) == 10 and list(paced.values()) == sorted(paced.values())
 
     run_in_virtual_time(main())
 
@@ -148,6 +220,7 @@ def test_look_ups_that_were_given_up_keep_no_place() -> None:
         turns = asking.keys._turns
         assert not turns._waiting and turns._count == 0
         assert turns._free == FIRST_CONTACT_LOOKUPS_MAX
+        assert not turns._ready and not turns._held_back
 
     run_in_virtual_time(main())
 
@@ -186,7 +259,10 @@ def test_turns_are_never_lost_and_never_too_many(seed: int) -> None:
             if open_ and draw.random() < 0.2:
                 draw.choice(open_)[1].cancel()  # it leaves a while later
             elif open_ and draw.random() < 0.5:
-                turns.leave(*open_.pop(draw.randrange(len(open_))))
+                who, turn = open_.pop(draw.randrange(len(open_)))
+                turns.leave(who, turn, found=draw.choice([None, True, False]))
+            elif draw.random() < 0.1:
+                await asyncio.sleep(FIRST_CONTACT_MISS_S)
             else:
                 who = draw.choice("abcdefgh")
                 turn_ = turns.take(who)
@@ -197,14 +273,17 @@ def test_turns_are_never_lost_and_never_too_many(seed: int) -> None:
             )
             waiting = Counter(who for who, turn in open_ if not turn.done())
             assert running <= at_once and waiting.total() <= waiting_max
-            assert running == at_once or not waiting, "nobody waits beside a free place"
+            others = waiting.keys() - turns._paced.keys()
+            assert running == at_once or not others, "nobody waits beside a free place"
         while open_:
-            who, turn = next(each for each in open_ if each[1].done())
-            open_.remove((who, turn))
-            turns.leave(who, turn)
-        assert turns._free == at_once
+            await asyncio.sleep(FIRST_CONTACT_MISS_S)
+            for who, turn in [each for each in open_ if each[1].done()]:
+                open_.remove((who, turn))
+                turns.leave(who, turn)
+        assert turns._free == at_once and not turns._waiting
+        assert not turns._ready and not turns._held_back
 
-    asyncio.run(main())
+    run_in_virtual_time(main())
 
 
 def asked_by(who: str, machine: Machine, key: bytes) -> list[tuple[BookieStatus, str]]:

@@ -95,13 +95,19 @@ async def test_refusals_of_one_ledger_count_once_however_many_adds_were_on_their
     call.cancel()
 
 
-@pytest.mark.parametrize("then", ["refused", "stored", "stalls", "drains"])
+def hold_for(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Hold messages for so long; each of their adds has a turn of its own."""
+    monkeypatch.setattr(append_session, "APPEND_TURN_S", 0.0)
+    monkeypatch.setattr(append_session, "BOOKIE_HELD_MESSAGE_S", seconds)
+
+
+@pytest.mark.parametrize("then", ["refused", "stored", "busy", "stalls", "drains"])
 def test_stream_that_has_stored_nothing_is_read_on_as_its_ledgers_are_looked_up(
     then: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One message may ask for thousands: the answers to the first of them end the stream, and the
     others cost nobody a look."""
-    monkeypatch.setattr(append_session, "APPEND_TURN_S", 0.0)  # each add has a turn of its own
+    hold_for(monkeypatch, 60.0)
 
     @on_loop
     async def run(f: Fixture) -> None:
@@ -124,6 +130,8 @@ def test_stream_that_has_stored_nothing_is_read_on_as_its_ledgers_are_looked_up(
         if then != "refused":
             if then == "stored":
                 waiting.pop(0)(BookieStatus.OK, "")
+            elif then == "busy":
+                waiting.pop(0)(BookieStatus.TOO_MANY_REQUESTS, "no answer within 3 s")
             elif then == "drains":
                 f.service.drain()
             else:
@@ -144,12 +152,69 @@ def test_stream_that_has_stored_nothing_is_read_on_as_its_ledgers_are_looked_up(
     run()
 
 
+def test_process_that_begins_many_ledgers_while_zookeeper_is_away_is_taken_in_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Look-ups are given up after 3 s, and a writer gives a bookie up after 5 s of silence: what
+    was held until the first of them are answered hears nothing in time."""
+    hold_for(monkeypatch, 0.02)
+
+    @on_loop
+    async def run(f: Fixture) -> None:
+        waiting: list[Any] = []
+        add = lambda *_args, done, **_more: waiting.append(done)  # noqa: E731
+        monkeypatch.setattr(f.bookie, "add", add)
+        call = f.stub.Append(metadata=HERE)
+        await call.write(adds_of(range(1, 401)))
+        await until(lambda: len(waiting) == 400)
+        hold_for(monkeypatch, 60.0)
+        await call.write(adds_of(range(401, 801)))
+        await until(lambda: len(waiting) == 800)
+        call.cancel()
+        await until(lambda: not f.service._sessions)
+        while waiting:
+            waiting.pop()(BookieStatus.OK, "")
+
+    run()
+
+
+def test_message_that_is_held_goes_on_with_a_stall_of_which_its_first_adds_have_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hold_for(monkeypatch, 60.0)
+
+    @on_loop
+    async def run(f: Fixture) -> None:
+        waiting: list[Any] = []
+        add = lambda *_args, done, **_more: waiting.append(done)  # noqa: E731
+        monkeypatch.setattr(f.bookie, "add", add)
+        call = f.stub.Append(metadata=HERE)
+        await call.write(adds_of(range(1, 401)))
+        at_once = FIRST_CONTACT_LOOKUPS_MAX + 1
+        await until(lambda: len(waiting) == at_once)
+        f.service.disks_stall("nothing moves")
+        f.service.disks_stall("")
+        assert len((await call.read()).results) == at_once
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert len(waiting) == at_once, "the stall is over"
+        f.service.disks_stall("nothing moves again")
+        await until(lambda: len(waiting) == 400)
+        assert (await call.read()).results[0].status == pb.STALLED
+        call.cancel()
+        await until(lambda: not f.service._sessions)
+        while waiting:
+            waiting.pop()(BookieStatus.OK, "")
+
+    run()
+
+
 def test_messages_that_wait_for_look_ups_take_no_more_than_there_is_room_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nobody counts the adds that were not taken in yet."""
     size = adds_of(range(1, 101)).ByteSize()
-    monkeypatch.setattr(append_session, "APPEND_TURN_S", 0.0)
+    hold_for(monkeypatch, 60.0)
     monkeypatch.setattr(held_messages, "BOOKIE_HELD_MESSAGES_BYTES", 2 * size)
 
     @on_loop
@@ -189,7 +254,7 @@ def test_messages_that_wait_for_look_ups_take_no_more_than_there_is_room_for(
 def test_stream_that_ends_for_its_refusals_does_not_wait_for_its_ledgers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(append_session, "APPEND_TURN_S", 0.0)
+    hold_for(monkeypatch, 60.0)
     monkeypatch.setattr(refused_appenders, "BOOKIE_REFUSED_APPENDERS_MAX", 0)
 
     @on_loop
