@@ -13,10 +13,13 @@ from connector.read.commit_cache import CommitCache
 from connector.read.offsets import LastSegment
 from spark_ledger.errors import (
     CorruptionError,
-    DataLossError,
     MetadataRestoredError,
+    MetadataUnavailableError,
+    NoSuchEntryError,
+    NoSuchLedgerError,
     NoSuchStreamError,
     NotFoundError,
+    RetryableError,
 )
 from spark_ledger.stream.model import Commit, Head
 from spark_ledger.types import Dlsn
@@ -34,19 +37,32 @@ class LastRead:
 
     def before(self, position: Dlsn, head: Head) -> LastSegment | None:
         """The segment before a position up to the end of this head; None if nothing lies there, or
-        what did was truncated.
+        its commit cannot be read: truncated, damaged, or its segment list is lost.
 
         Its commit is one that the micro-batch reads, so it costs no metadata read of its own.
+        Raises RetryableError, MetadataRestoredError, NoSuchStreamError.
         """
         if position <= head.earliest:
             return None
         number = _segment_before(position)
         try:
             commit = self._commits.known(number) or self._commit_of(number, head)
-        except DataLossError:  # truncated in this moment
+        except (NoSuchStreamError, MetadataRestoredError):
+            raise
+        except (CorruptionError, NotFoundError):  # who reads its rows is told
             return None
         segment = commit.segment(number)
         return LastSegment(commit.number, segment.first_entry, segment.ledger_id)
+
+    def before_start(self, position: Dlsn, head: Head) -> LastSegment | None:
+        """The same where a query starts. It does not read that commit, so it does not wait for the
+        bookies that have its segment list: None if they are away."""
+        try:
+            return self.before(position, head)
+        except MetadataUnavailableError:
+            raise
+        except RetryableError:
+            return None
 
     def _commit_of(self, segment: int, head: Head) -> Commit:
         if segment + 1 == head.next_segment:
@@ -57,15 +73,16 @@ class LastRead:
 
     def is_before(self, last: LastSegment, position: Dlsn) -> bool:
         """Whether this is the segment before a position: one metadata read. A commit that was
-        truncated in this moment, or is damaged, tells nothing: then it is believed."""
+        truncated in this moment, or is damaged, or whose segment list is lost, tells nothing: then
+        it is believed."""
         try:
             commit = self._stream.commit(last.commit)
         except (NoSuchStreamError, MetadataRestoredError):
             raise
-        except NotFoundError:
-            return False
-        except CorruptionError:
+        except (CorruptionError, NoSuchLedgerError, NoSuchEntryError):
             return True
+        except NotFoundError:  # it is not made yet
+            return False
         number = _segment_before(position)
         if not commit.first_segment <= number < commit.end_segment:
             return False

@@ -103,7 +103,7 @@ class LedgerSource:
         self._metadata_away_since = None
         return end
 
-    def initial_offset(self) -> OffsetJson:
+    def initial_offset(self, *, is_kept: bool = True) -> OffsetJson:
         if self._initial is None:
             self._initial = self._resolve(self._options.start, "startingPosition")
         return ledger_offset(self._ledger_id, self._initial)

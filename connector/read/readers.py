@@ -68,7 +68,7 @@ class LedgerBatchReader(DataSourceReader):
     def _plan(self) -> list[InputPartition]:
         check_schema(self._options, self._schema)
         source = open_source(self._options, self._schema)
-        return list(source.plan(source.initial_offset(), source.final_offset()))
+        return list(source.plan(source.initial_offset(is_kept=False), source.final_offset()))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a partition as Arrow batches; runs in a task."""

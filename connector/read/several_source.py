@@ -196,9 +196,9 @@ class SeveralSource:
 
     # -- where to start and end ------------------------------------------------------------------
 
-    def initial_offset(self) -> SeveralOffset:
+    def initial_offset(self, *, is_kept: bool = True) -> SeveralOffset:
         if self._initial is None:
-            found = {name: s.initial_offset() for name, s in self._sources.items()}
+            found = {name: s.initial_offset(is_kept=is_kept) for name, s in self._sources.items()}
             self._initial = found
         return several_offset(self._initial)
 

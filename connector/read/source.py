@@ -54,8 +54,9 @@ class Source(Protocol):
     Never pickled. Used by one thread.
     """
 
-    def initial_offset(self) -> AnyOffset:
-        """Where a new query starts. Resolved once: later calls answer the same."""
+    def initial_offset(self, *, is_kept: bool = True) -> AnyOffset:
+        """Where a new query starts. Resolved once: later calls answer the same. ``is_kept``: for a
+        checkpoint, so it names what lies before it."""
 
     def start_moves(self) -> bool:
         """Whether that is where it ended then: asked for again it is another one (rule T31)."""

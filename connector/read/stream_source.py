@@ -93,10 +93,12 @@ class StreamSource:
 
     # -- where to start and end ------------------------------------------------------------------
 
-    def initial_offset(self) -> OffsetJson:
+    def initial_offset(self, *, is_kept: bool = True) -> OffsetJson:
         if self._initial_offset is None:
             head = self._stream.head()
-            self._initial_offset = self._named(self._start(head), head)
+            position = self._start(head)
+            last = self._last_read.before_start(position, head) if is_kept else None
+            self._initial_offset = stream_offset(position, self._stream_id, last)
         return self._initial_offset
 
     def start_moves(self) -> bool:
