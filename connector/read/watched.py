@@ -8,6 +8,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
+from connector import sessions
 from connector.options import ReadOptions
 from connector.read.partitions import (
     LedgerPartition,
@@ -17,6 +18,7 @@ from connector.read.partitions import (
 )
 from connector.read.task import read_partition
 from connector.task_report import TaskWatch, log_task, send_from_task
+from spark_ledger.errors import MetadataRestoredError
 from spark_ledger.limits.connector import READS_LOGGED_MAX
 from spark_ledger.stream.plan.balance import FirstReads
 
@@ -24,17 +26,26 @@ from spark_ledger.stream.plan.balance import FirstReads
 def read_watched(
     options: ReadOptions, schema: StructType, partition: InputPartition
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a partition. A task that is ended early, as by a limit, reports what it read."""
+    """The rows of a partition. A task that is ended early, as by a limit, reports what it read.
+
+    One that finds that ZooKeeper was restored gives up its connection: the handles fail for good
+    (rule T5), and Spark uses the process again.
+    """
     watch = TaskWatch(options.connection)
-    rows = 0
+    rows, is_restored = 0, False
     try:
         for batch in _batches(options, schema, partition):
             rows += batch.num_rows
             yield batch
+    except MetadataRestoredError:
+        is_restored = True
+        raise
     finally:
         report = watch.report("read", rows=rows)
         send_from_task(report)
         log_task(options.subject, where(partition), report, to_stderr=options.task_log)
+        if is_restored:  # behind the report, which has its counts from the connection
+            sessions.discard(options.connection)
 
 
 def _batches(

@@ -1,4 +1,5 @@
-"""Opens the streams that the tasks of a write wrote to, for its commit.
+"""Opens the streams that the tasks of a write wrote to, for its commit, and gives up handles that
+fail for good.
 
 Runs in the commit process beside Spark's driver. A process that Spark has just made has no handle,
 nor a connection, and looks both up in the middle of a query that runs.
@@ -6,17 +7,45 @@ nor a connection, and looks both up in the middle of a query that runs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeVar
 
 from connector import sessions
 from connector.options import WriteOptions
 from connector.retry import RetryBudget
-from spark_ledger.errors import NoSuchStreamError, RetryableError
+from spark_ledger.errors import MetadataRestoredError, NoSuchStreamError, RetryableError
 from spark_ledger.limits.connector import METADATA_LAG_S, RETRY_S
 
 if TYPE_CHECKING:
     from spark_ledger.stream.blocking import Stream
+
+P = ParamSpec("P")
+
+
+class _Writer(Protocol):
+    _options: WriteOptions
+
+
+W = TypeVar("W", bound=_Writer)
+
+
+def starts_anew_if_restored(
+    commit: Callable[Concatenate[W, P], None],
+) -> Callable[Concatenate[W, P], None]:
+    """A method decorator: a commit that finds that ZooKeeper was restored fails, and so does each
+    later one with the same handles (rule T5). Spark uses the process again: so the connection is
+    given up with them, and the next commit begins with what is there."""
+
+    @functools.wraps(commit)
+    def call(self: W, /, *given: P.args, **named: P.kwargs) -> None:
+        try:
+            commit(self, *given, **named)
+        except MetadataRestoredError:
+            sessions.discard(self._options.connection)
+            raise
+
+    return call
 
 
 def written_streams(options: WriteOptions, written: Sequence[tuple[str, str]]) -> list[Stream]:

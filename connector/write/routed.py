@@ -29,7 +29,7 @@ from connector.options import WriteOptions
 from connector.retry import retry_transient
 from connector.schema import arrow_schema_of
 from connector.sentences import one_sentence
-from connector.write.handles import written_streams
+from connector.write.handles import starts_anew_if_restored, written_streams
 from connector.write.repeated import (
     MicroBatch,
     check_repeated,
@@ -96,6 +96,7 @@ class RoutedBatchWriter(DataSourceArrowWriter):
         parts, _ = write_routed(self._options, self._route, iterator)
         return TaskRouted(context.partitionId(), context.attemptNumber(), "", parts=parts)
 
+    @starts_anew_if_restored
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Make all rows visible at once; runs in the commit process."""
         options, parts = self._options, parts_by_stream(messages)
@@ -186,6 +187,7 @@ class RoutedStreamWriter(DataSourceStreamArrowWriter):
             parts=parts,
         )
 
+    @starts_anew_if_restored
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Make the micro-batch visible in all of its streams, or in none; a second time nothing
         changes. Raises as ``LedgerStreamWriter.commit``."""

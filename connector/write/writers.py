@@ -28,7 +28,7 @@ from connector.options import WriteOptions
 from connector.retry import retry_transient
 from connector.schema import arrow_schema_of
 from connector.sentences import one_sentence
-from connector.write.handles import written_streams
+from connector.write.handles import starts_anew_if_restored, written_streams
 from connector.write.prepare import prepare_stream
 from connector.write.repeated import (
     MicroBatch,
@@ -125,6 +125,7 @@ class LedgerBatchWriter(DataSourceArrowWriter):
             pass
         return TaskWritten(context.partitionId(), context.attemptNumber(), stream_id, segments)
 
+    @starts_anew_if_restored
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Make all rows visible at once; runs in the commit process."""
         if self._skipped:
@@ -221,6 +222,7 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):
             report=report,
         )
 
+    @starts_anew_if_restored
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Make the micro-batch visible, all of it or nothing; a second time nothing changes.
 

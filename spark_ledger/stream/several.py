@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
-from spark_ledger.errors import NoSuchStreamError
+from spark_ledger.errors import MetadataRestoredError, NoSuchStreamError
 from spark_ledger.limits.stream import STREAMS_PER_COMMIT_MAX
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.commit.proposals import columns_of, new_proposal
@@ -47,6 +47,7 @@ class AppendedStreams:
         check_how_many(list(data))  # before each has a ledger, and a thread for rows to come
         new_proposal("append_to", sink_id, transaction_id, run_id, False, None)  # checks the ids
         used: list[Stream] = []
+        lost: list[Stream] = []
         try:
             opened = {name: await self._open(name, used) for name in data}
             columns = [columns_of(rows) if merge_schema else None for rows in data.values()]
@@ -60,8 +61,12 @@ class AppendedStreams:
                 run_id=run_id,
                 new_columns=columns,
             )
+        except MetadataRestoredError:  # which a handle raises for good (rule T5)
+            lost = used
+            raise
         finally:
             self._uses -= Counter(used)
+            await self._close_unused(lost)
             await self._close_oldest()
         return dict(zip(data, commits, strict=True))
 
@@ -86,6 +91,13 @@ class AppendedStreams:
             await known.close()
             return await self._open(name, used)
         return known
+
+    async def _close_unused(self, lost: Sequence[Stream]) -> None:
+        """Keep none of these. Of one that another call uses that one finds the same, or it is well:
+        it is kept until then."""
+        names = [n for n, each in self._handles.items() if each in lost and not self._uses[each]]
+        for handle in [self._handles.pop(name) for name in names]:
+            await handle.close()
 
     async def _close_oldest(self) -> None:
         """Keep no more than a few commits need, of those that nobody uses."""

@@ -22,7 +22,7 @@ from spark_ledger.errors import (
 from spark_ledger.metadata.memory import Fault
 from spark_ledger.stream.model import Commit
 from tests.unit.connector.fakes import FakeStream
-from tests.unit.connector.read.test_several import Query, batch, soon
+from tests.unit.connector.read.test_several import Query, batch, read, soon
 from tests.unit.connector.read.test_stream_source import offset, source
 from tests.unit.connector.world import Cluster, cluster, table
 from tests.unit.spark_ledger.stream.world import Backup
@@ -289,6 +289,27 @@ def test_batch_read_in_a_process_that_has_seen_what_is_lost_reads_what_is_there(
     for row in (12, 13):
         cluster.stream().append(table(row))
     assert batch(**ONE) == {"s": [1, 12, 13]}
+
+
+def test_task_in_a_process_that_has_seen_what_is_lost_fails_and_the_next_one_does_not(
+    cluster: Cluster,
+) -> None:
+    """Its rows are gone, and may be left out: so it looks where the stream begins now."""
+    cluster.create()
+    backup = back_up(cluster)
+    cluster.stream().append(table(1))
+    query = Query(**ONE, failOnDataLoss="false")
+    end = query.reader.latestOffset(query.at, query.limit)
+    planned = query.reader.partitions(query.at, end)
+    (connection,) = cluster.connections
+    cluster._ledgers.ledgers.clear()
+    backup.restore(connection._client)  # type: ignore[arg-type]
+    for row in (12, 13):
+        cluster.stream().append(table(row))
+    for expected in (MetadataRestoredError, DataLossError, DataLossError):
+        with pytest.raises(CorruptionError) as raised:
+            read(query.reader, planned)
+        assert raised.type is expected
 
 
 def test_position_that_is_pasted_from_a_checkpoint_is_taken(cluster: Cluster) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
 
+import pyarrow as pa
 import pytest
 
-from spark_ledger.errors import ConfigurationError, NoSuchStreamError
+from spark_ledger.errors import ConfigurationError, MetadataRestoredError, NoSuchStreamError
 from spark_ledger.limits.stream import STREAMS_PER_COMMIT_MAX
 from spark_ledger.stream import several
 from spark_ledger.stream.catalog import StreamCatalog
@@ -15,7 +17,7 @@ from spark_ledger.stream.model import StreamConfig
 from spark_ledger.stream.several import AppendedStreams, commit_to, wait_for_any
 from spark_ledger.stream.stream import Stream
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers, FakeWriter
-from tests.unit.spark_ledger.stream.world import SCHEMA, another, numbers, table
+from tests.unit.spark_ledger.stream.world import SCHEMA, Backup, another, numbers, table
 from tests.unit.virtual_time import run_in_virtual_time
 
 WAITS_S = 60.0
@@ -228,5 +230,59 @@ def test_commit_to_several_streams_is_seen_at_once_through_each_of_their_handles
         assert [(await each.head()).next_commit for each in streams] == [1, 1, 1]
         await asyncio.wait(waits, timeout=1)
         assert all(wait.done() for wait in waits)
+
+    run_in_virtual_time(test())
+
+
+async def restored(names: str) -> tuple[FakeLedgers, FakeLedgers, AppendedStreams]:
+    """Handles that have appended to these streams: of a the commit is lost in a restore, and others
+    were made in its place."""
+    ledgers, _ = await three()
+    client, catalog = another(ledgers)
+    appended = AppendedStreams(catalog)
+    backup = Backup(ledgers)
+    await appended.append_to({name: table(1) for name in names})
+    backup.restore(client)
+    other = await another(ledgers)[1].open("a")
+    for row in (11, 12):
+        await other.append(table(row))
+    await other.close()
+    return ledgers, client, appended
+
+
+def test_append_to_that_finds_a_restore_fails_and_the_next_one_does_not() -> None:
+    async def test() -> None:
+        ledgers, client, appended = await restored("a")
+        writers = list(client.writers)
+        with pytest.raises(MetadataRestoredError):
+            await appended.append_to({"a": table(2), "b": table(2)})
+        assert len(client.writers) > len(writers) and all(each.is_closed for each in client.writers)
+        await appended.append_to({"a": table(3), "b": table(3)})
+        found = another(ledgers)[1]
+        assert await numbers((await found.open("a")).read()) == [11, 12, 3]
+        assert await numbers((await found.open("b")).read()) == [3]
+        await appended.close()
+
+    run_in_virtual_time(test())
+
+
+def test_handle_that_another_append_uses_is_not_closed_where_one_finds_a_restore() -> None:
+    async def test() -> None:
+        _, client, appended = await restored("a")
+        goes_on = asyncio.Event()
+
+        async def rows() -> AsyncIterator[pa.Table]:
+            yield table(5)
+            await goes_on.wait()
+            yield table(6)
+
+        slow = asyncio.create_task(appended.append_to({"b": rows()}))
+        await asyncio.sleep(1)
+        with pytest.raises(MetadataRestoredError):
+            await appended.append_to({"a": table(2), "b": table(2)})
+        goes_on.set()
+        assert (await slow)["b"].rows == 2
+        await appended.close()
+        assert all(each.is_closed for each in client.writers)
 
     run_in_virtual_time(test())
