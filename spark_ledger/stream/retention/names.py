@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import suppress
+from itertools import groupby
 from typing import NamedTuple
 
 from spark_ledger.errors import (
@@ -46,20 +47,43 @@ async def read_names(log: CommitLog, numbers: Sequence[int]) -> ReadNames:
     """
     try:
         return ReadNames(await log.ledgers(numbers), {})
+    except MetadataRestoredError:
+        raise
     except (NotFoundError, CorruptionError, ConfigurationError):
         pass  # of one of them, perhaps: they are read one by one
     named: dict[int, NamedLedgers] = {}
     unread: dict[int, LedgerError] = {}
-    for number in numbers:
-        try:
-            named |= await log.ledgers([number])
-        except MetadataRestoredError:
-            raise
-        except (DataLossError, NotFoundError):
+    leaf_commits = (await log.manifests.root()).leaf_commits
+    for _, of_leaf in groupby(numbers, lambda number: number // leaf_commits):
+        members = list(of_leaf)
+        damage = await _page_error(log, members[-1])
+        if damage is not None:  # each of them would read it again
+            if not isinstance(damage, (DataLossError, NotFoundError)):
+                unread.update(dict.fromkeys(members, damage))
             continue
-        except (CorruptionError, ConfigurationError) as error:
-            unread[number] = error
+        for number in members:
+            try:
+                named |= await log.ledgers([number])
+            except MetadataRestoredError:
+                raise
+            except (DataLossError, NotFoundError):
+                continue
+            except (CorruptionError, ConfigurationError) as error:
+                unread[number] = error
     return ReadNames(named, unread)
+
+
+async def _page_error(log: CommitLog, number: int) -> LedgerError | None:
+    """Why the page that has a commit cannot be read; None if it can, or none has the commit."""
+    if number >= (await log.manifests.root()).sealed:
+        return None
+    try:
+        await log.manifests.search(lambda root: log.manifests.leaf(root, number))
+    except MetadataRestoredError:
+        raise
+    except (NotFoundError, CorruptionError, ConfigurationError) as error:
+        return error
+    return None
 
 
 async def names_of(

@@ -11,6 +11,7 @@ from spark_ledger.metadata.memory import MemoryMetadataStore
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.commit import committer
 from spark_ledger.stream.retention import reclaim
+from spark_ledger.stream.retention.names import read_names
 from spark_ledger.stream.retention.reclaim import LiveNames, Reclaimer
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
@@ -121,6 +122,37 @@ def test_page_that_cannot_be_read_keeps_the_rows_of_no_other_page(
         root = root_of(ledgers)
         kept = [page for page in await pages_of(stream) if not root.is_dropped(page)]
         assert set(ledgers.ledgers) == {*rows[12:], *(p.pointer.ledger_id for p in kept)}
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_page_that_cannot_be_read_is_not_read_for_each_of_its_commits(
+    is_lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_manifests(monkeypatch, leaf=10, fan_out=100)
+
+    async def scenario() -> None:
+        ledgers = Damaged()
+        _, damaged = await sealed(ledgers, leaf_of=0)
+        await (await ledgers.fresh()).retention.truncate((10,))
+        if is_lost:
+            await ledgers.delete_ledger(damaged)
+        else:
+            ledgers.damaged = {damaged}
+        stream = await ledgers.fresh()
+        reads: list[int] = []
+        opens = stream._log._ledgers.open_unconfirmed
+
+        async def open_unconfirmed(ledger_id: LedgerId) -> object:
+            reads.append(ledger_id)
+            return await opens(ledger_id)
+
+        monkeypatch.setattr(stream._log._ledgers, "open_unconfirmed", open_unconfirmed)
+        found = await read_names(stream._log, range(10))
+        assert not found.named and list(found.unread) == ([] if is_lost else list(range(10)))
+        assert reads and set(reads) == {damaged}
+        assert len(reads) <= 3
 
     run(scenario())
 
