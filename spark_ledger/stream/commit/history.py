@@ -130,20 +130,23 @@ class History:
         )
 
     async def _is_there(self, seen: _Seen) -> bool:
+        node: bytes | None
         try:
             node = await self._stored(seen.number)
         except NoSuchStreamError:
             raise
         except NotFoundError:
-            return False
+            node = None
         except CorruptionError:  # truncated, or damaged: who reads it is told
             return True
-        try:
-            found = codec.decode_commit(node, seen.number, self._nodes.commit_path(seen.number))
-        except (CorruptionError, ConfigurationError):
-            return True
-        if seen.is_same(*found):
-            return True
+        if node is not None:
+            path = self._nodes.commit_path(seen.number)
+            try:
+                found = codec.decode_commit(node, seen.number, path)
+            except (CorruptionError, ConfigurationError):
+                return True
+            if seen.is_same(*found):
+                return True
         if (await self._nodes.head(latest=True)).value.stream_id != self._stream_id:
             raise self._nodes.no_such_stream()  # rule T7
         return False

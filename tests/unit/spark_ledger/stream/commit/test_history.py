@@ -317,6 +317,33 @@ def test_stream_that_was_made_again_is_another_stream() -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("rows", [[], [100]], ids=["empty", "one"])
+@pytest.mark.parametrize("is_former", [False, True])
+def test_stream_that_was_made_again_and_has_fewer_commits_is_another_stream(
+    is_former: bool, rows: list[int], look: Callable[[Stream], Awaitable[object]]
+) -> None:
+    """Also one of the former format, which has no root of manifests to tell."""
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        await StreamCatalog(ledgers).create("s", SCHEMA)
+        await append(ledgers, 0, 1, 2, 3)
+        client, stream = await opened(ledgers)
+        assert await numbers(stream.read()) == [0, 1, 2, 3]
+        catalog = another(ledgers)[1]
+        await catalog.delete("s")
+        await catalog.create("s", SCHEMA)
+        await append(ledgers, *rows)
+        if is_former:
+            await ledgers.store.delete(stream._nodes.manifests_path)
+        client.store.reconnect()
+        with pytest.raises(NoSuchStreamError):
+            await look(stream)
+
+    run(scenario())
+
+
 def test_server_that_does_not_know_the_commit_yet_is_asked_for_the_latest() -> None:
     async def scenario() -> None:
         ledgers = FakeLedgers()
