@@ -15,8 +15,10 @@ from spark_ledger.errors import (
     ConfigurationError,
     CorruptionError,
     MetadataRestoredError,
+    MetadataUnavailableError,
     NoSuchStreamError,
     NotFoundError,
+    RetryableError,
 )
 from spark_ledger.stream.commit.commit_nodes import CommitNodes
 from spark_ledger.stream.format import codec
@@ -78,6 +80,8 @@ class History:
         self._seen: _Seen | None = None
         self._seen_on = -1
         """The connection of the store, by number, over which that was seen, or found again."""
+        self._is_in_doubt = False
+        """Whether a check could not tell: the bookies are away that have the commit."""
         self._one_at_a_time = asyncio.Lock()
 
     @property
@@ -86,8 +90,12 @@ class History:
         return 0 if self._seen is None else self._seen.number + 1
 
     def saw(self, head: Head, connection: int) -> None:
-        """The stream has this head, as was read or written over this connection."""
-        if head.next_commit > self.commits_seen:
+        """The stream has this head, as was read or written over this connection.
+
+        While nobody can tell whether it is the stream that was seen before, nothing is taken of it:
+        what was seen before is compared once it can be.
+        """
+        if not self._is_in_doubt and head.next_commit > self.commits_seen:
             totals = head.next_segment, head.rows, head.size_bytes
             self._seen = _Seen(head.next_commit - 1, head.time_ms, totals)
             self._seen_on = connection
@@ -95,7 +103,9 @@ class History:
     def knows(self, commit: Commit, pointer: SegmentListPointer | None) -> None:
         """The stream has this commit: more of it is known than its head tells."""
         seen = self._seen
-        if seen is not None and seen.place is None and commit.number == seen.number:
+        if seen is None or self._is_in_doubt:
+            return
+        if seen.place is None and commit.number == seen.number:
             self._seen = seen._replace(place=_place(commit, pointer))
 
     async def check(self) -> None:
@@ -103,8 +113,9 @@ class History:
         connection since: one metadata read. Without a new connection it reads nothing.
 
         A commit that was truncated meanwhile, or cannot be read, tells nothing: then the stream is
-        believed. Raises MetadataRestoredError if another commit has the number, or none has, and
-        NoSuchStreamError.
+        believed. So it is while the bookies are away that have the commit: each call looks again
+        until they tell. Raises MetadataRestoredError if another commit has the number, or none has,
+        and NoSuchStreamError.
         """
         store = self._nodes.store
         if self._seen_on == store.connections:
@@ -114,7 +125,11 @@ class History:
                 seen = self._seen
                 if seen is None and self._seen_on >= 0:
                     self._forget()  # nothing tells whether that is there still
-                if seen is not None and not await self._is_there(seen):
+                is_there = seen is None or await self._is_there(seen)
+                self._is_in_doubt = is_there is None
+                if is_there is None:
+                    return
+                if seen is not None and not is_there:
                     raise self.lost(
                         f"commit {seen.number} is not the one that this process has seen"
                     )
@@ -129,12 +144,15 @@ class History:
             "`ledger cluster restored`, and start this process anew to use the stream as it is now"
         )
 
-    async def _is_there(self, seen: _Seen) -> bool:
+    async def _is_there(self, seen: _Seen) -> bool | None:
+        """None if nobody can tell yet."""
         node: bytes | None
         try:
             node = await self._stored(seen.number)
-        except NoSuchStreamError:
+        except (NoSuchStreamError, MetadataUnavailableError):
             raise
+        except RetryableError:
+            return None
         except NotFoundError:
             node = None
         except CorruptionError:  # truncated, or damaged: who reads it is told

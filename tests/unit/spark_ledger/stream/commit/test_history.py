@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import NoReturn
 
 import pytest
 
-from spark_ledger.errors import MetadataRestoredError, NoSuchStreamError, NotFoundError
+from spark_ledger.errors import (
+    BookieUnavailableError,
+    MetadataRestoredError,
+    NoSuchStreamError,
+    NotFoundError,
+)
 from spark_ledger.metadata.memory import Fault
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.commit import committer
@@ -394,5 +400,81 @@ def test_head_of_before_a_break_is_not_believed_behind_it() -> None:
         assert (await stream.head()).next_commit == 1
         await append(ledgers, 101)
         assert await numbers(stream.read()) == [0, 101]
+
+    run(scenario())
+
+
+async def sealed(ledgers: FakeLedgers) -> tuple[FakeLedgers, Stream, Backup]:
+    """A handle that has seen five commits; a backup that has one of them less."""
+    await ledgers.store.create("keeper", b"")
+    await StreamCatalog(ledgers).create("s", SCHEMA)
+    await append(ledgers, 0, 1, 2, 3)
+    backup = Backup(ledgers)
+    await append(ledgers, 4)
+    client, stream = await opened(ledgers)
+    assert (await stream.head()).next_commit == 5
+    return client, stream, backup
+
+
+async def append_and_seal(ledgers: FakeLedgers, count: int) -> None:
+    writer = await another(ledgers)[1].open("s")
+    for row in range(count):
+        await writer.append(table(100 + row))
+    await writer._committer.sealer.close()
+    assert 4 not in commit_nodes(ledgers)
+
+
+def silent(client: FakeLedgers, monkeypatch: pytest.MonkeyPatch) -> Faults:
+    """The bookies answer this process no more; calls are counted."""
+    calls = Faults([])
+
+    async def open_unconfirmed(ledger_id: int) -> NoReturn:
+        calls("open", str(ledger_id))
+        raise BookieUnavailableError("b1: no answer")
+
+    monkeypatch.setattr(client, "open_unconfirmed", open_unconfirmed)
+    return calls
+
+
+def test_head_is_read_while_the_bookies_are_away_that_have_the_last_commit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small_manifests(monkeypatch)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        client, stream, _ = await sealed(ledgers)
+        await append_and_seal(ledgers, 33)
+        client.store.reconnect()
+        with monkeypatch.context() as away:
+            calls = silent(client, away)
+            for asked in (1, 2):  # each looks again
+                assert (await stream.head()).next_commit == 38
+                assert calls.count("open") == asked
+        for _ in range(2):
+            assert await numbers(stream.read((30,))) == list(range(125, 133))
+        calls = silent(client, monkeypatch)
+        assert (await stream.head()).next_commit == 38 and not calls.count("open")
+
+    run(scenario())
+
+
+def test_other_commits_are_found_once_the_bookies_are_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small_manifests(monkeypatch)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        client, stream, backup = await sealed(ledgers)
+        await asyncio.sleep(0.002)  # a millisecond of the clock
+        backup.restore(client)
+        await append_and_seal(ledgers, 33)
+        with monkeypatch.context() as away:
+            silent(client, away)
+            assert (await stream.head()).next_commit == 37
+        for look in (stream.head, stream.head):
+            with pytest.raises(MetadataRestoredError, match="commit 4 is not the one"):
+                await look()
 
     run(scenario())
