@@ -29,7 +29,7 @@ from spark_ledger.limits.entries import (
 )
 from spark_ledger.runs import EntryRun
 from spark_ledger.transport.base import AddResult
-from spark_ledger.transport.channel import failure_of, said
+from spark_ledger.transport.channel import failure_of, may_be_of_a_write, said
 from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
 from spark_ledger.wire.codec import (
@@ -206,7 +206,7 @@ class AppendStream:
         self._broken = broken
         self.broken_by = BookieStatus.UNAVAILABLE
         """What appenders of a broken stream report: TOO_MANY_REQUESTS if the bookie had no room for
-        the stream, and has stored nothing of it (rule P11)."""
+        the stream, or that is not known, and has stored nothing of it (rule P11)."""
         self._of_nothing_left = RESULTS_OF_NOTHING_MAX
         """So many more results may say nothing new."""
         self._is_known = False  # the bookie has stored something of this stream
@@ -354,8 +354,11 @@ class AppendStream:
 
     def _ended(self, error: grpc.RpcError) -> None:
         status, details = failure_of(error)
-        if status is BookieStatus.TOO_MANY_REQUESTS and not (self._is_known or self._broken):
-            self.broken_by = status
+        # A write that fails hides why its stream ended. The next open says it: that the bookie is
+        # busy still, or not to be reached. To send the same adds again does no harm.
+        is_busy = status is BookieStatus.TOO_MANY_REQUESTS or may_be_of_a_write(error)
+        if is_busy and not (self._is_known or self._broken):
+            self.broken_by = BookieStatus.TOO_MANY_REQUESTS
             self.break_off(f"bookie {self.bookie_id} is busy: {details}")
         else:
             self._break(details)

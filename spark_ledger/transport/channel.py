@@ -93,6 +93,12 @@ def failure_of(error: grpc.RpcError) -> tuple[BookieStatus, str]:
     return status, said(error.details() or status.name.lower())
 
 
+def may_be_of_a_write(error: grpc.RpcError) -> bool:
+    """Whether a call may have ended under a write. grpc.aio then sets a status of its own,
+    INTERNAL, and the one that the peer sent is lost. A bookie sends none that is INTERNAL."""
+    return isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.INTERNAL
+
+
 def said(message: str) -> str:
     """A sentence that a peer sent, fit for a log line and an error: short, and of one line."""
     if not message:

@@ -118,6 +118,41 @@ def test_bookie_without_room_for_the_stream_is_busy(where: str) -> None:
     run()
 
 
+FAILED = grpc.aio.AioRpcError(
+    grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata(), "a write failed"
+)
+
+
+@pytest.mark.parametrize("where", ["write", "read"])
+@pytest.mark.parametrize("stored", [False, True], ids=["nothing stored", "something stored"])
+def test_stream_that_ends_under_its_first_write_is_opened_again(stored: bool, where: str) -> None:
+    """grpc.aio reports the failed write, which hides a refusal. Either task hears of it first, and
+    the next open says what is wrong (rule P11)."""
+
+    @on_loop
+    async def run(f: Fixture) -> None:
+        async def fails(*_message: object) -> None:
+            raise FAILED
+
+        appender = f.open()
+        if stored:
+            appender.send(make_run(0))
+            await settle()
+            f.call.answer(appender.tag, 0)
+            await settle()
+        if where == "write":
+            f.call.write = fails  # type: ignore[method-assign, assignment]
+        appender.send(make_run(1))
+        if where == "read":
+            f.call.answers.put_nowait(FAILED)
+        await settle()
+        expected = BookieStatus.UNAVAILABLE if stored else BookieStatus.TOO_MANY_REQUESTS
+        assert f.results[-1][1:3] == (expected, 1)
+        assert f.stream.is_broken and f.stream.bytes_in_flight == 0
+
+    run()
+
+
 @on_loop
 async def test_bookie_that_ends_a_stream_of_which_it_stored_something_is_unavailable(
     f: Fixture,
