@@ -7,8 +7,9 @@ and sends nothing would keep every new writer out for as long as he likes.
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection
+from heapq import heapify, heappop, heapreplace
 from typing import Final, Protocol
 
 from bookie_server.service.calls import HangsUp
@@ -52,7 +53,9 @@ class SpareStreams:
         self._open = streams
         self._hang_up = hang_up
         self._clock = clock
-        self._looks_again_at, self._in_vain = float("-inf"), 0
+        self._looks_again_at = float("-inf")
+        self._found: deque[tuple[int, Stream]] = deque()
+        """By the last look: who makes way in turn, and how many its connection will have then."""
 
     def make_way(self, own: int) -> bool:
         """Have one stream end, for a connection that has ``own`` of them. False: there is none.
@@ -63,37 +66,72 @@ class SpareStreams:
         (rule P11). A stream that has stored something stays, however idle it is.
         """
         now = self._clock()
-        if now < self._looks_again_at and own >= self._in_vain:
-            return False
-        of_connection = Counter(stream.peer for stream in self._open if not stream.ends)
-        spare = [
-            (of_connection[stream.peer], stream.idle_s, id(stream), stream)
-            for stream in self._open
-            if _is_spare(stream, of_connection[stream.peer], own)
-        ]
-        if not spare:
-            self._looks_again_at, self._in_vain = now + _LOOK_AGAIN_S, own
-            return False
-        *_rank, stream = max(spare)
-        if stream.unread_s >= 0:  # its status would wait behind what its client does not read
-            self._hang_up(stream.peer, Why.UNREAD)
-        stream.end_refused(_MADE_WAY)
-        return True
-
-
-def _is_spare(stream: Stream, of_connection: int, own: int) -> bool:
-    """Whether a stream of a connection that has so many may end for one that has ``own``."""
-    if stream.is_known or stream.ends or stream.idle_s < 0:
+        if now >= self._looks_again_at:
+            self._looks_again_at = now + _LOOK_AGAIN_S
+            self._found = self._look()
+        while self._found:
+            of_connection, stream = self._found[0]
+            is_one_of_many = of_connection >= own + 2
+            # The only one of a connection may be that of a writer whose first entry is on its way.
+            if not is_one_of_many and (own or stream.idle_s < BOOKIE_RECEIVE_S):
+                return False  # nor for those behind it: they have fewer, or waited less
+            self._found.popleft()
+            if stream not in self._open or not _is_spare(stream):
+                continue
+            if stream.unread_s >= 0:  # its status would wait behind what its client does not read
+                self._hang_up(stream.peer, Why.UNREAD)
+            stream.end_refused(_MADE_WAY)
+            return True
         return False
-    if 0 <= stream.unread_s < BOOKIE_UNREAD_GRACE_S:
-        return False  # it is about to be read
-    # The only one of a connection may be that of a writer whose first entry is on its way.
-    is_one_of_many = of_connection >= own + 2
-    return is_one_of_many or (not own and stream.idle_s >= BOOKIE_RECEIVE_S)
+
+    def _look(self) -> deque[tuple[int, Stream]]:
+        """The first of those that make way in turn."""
+        of_connection: Counter[str] = Counter()
+        spare: dict[str, list[tuple[float, int, Stream]]] = {}
+        known: set[str] = set()
+        for stream in self._open:
+            if stream.ends:
+                continue
+            of_connection[stream.peer] += 1
+            if stream.is_known:
+                known.add(stream.peer)
+            elif _is_spare(stream):
+                spare.setdefault(stream.peer, []).append((stream.idle_s, id(stream), stream))
+        for peer in known & spare.keys():  # its connection, which would have to end, is of use
+            spare[peer] = [each for each in spare[peer] if each[-1].unread_s < 0]
+        order: list[tuple[int, float, str]] = []
+        for peer, streams in spare.items():
+            if streams:
+                streams.sort()
+                order.append((-of_connection[peer], -streams[-1][0], peer))
+        heapify(order)
+        found: deque[tuple[int, Stream]] = deque()
+        while order and len(found) < _FOUND_MAX:
+            count, _idle_s, peer = order[0]
+            streams = spare[peer]
+            found.append((-count, streams.pop()[-1]))
+            if streams:
+                heapreplace(order, (count + 1, -streams[-1][0], peer))
+            else:
+                heappop(order)
+        return found
+
+
+def _is_spare(stream: Stream) -> bool:
+    """Whether a stream may end for another, if its connection has more of them."""
+    if stream.is_known or stream.ends or stream.idle_s < _IDLE_S:
+        return False
+    return not 0 <= stream.unread_s < BOOKIE_UNREAD_GRACE_S  # then it is about to be read
 
 
 _LOOK_AGAIN_S: Final = 0.1
-"""After a look at two thousand streams that found none: it takes a millisecond."""
+"""Between two looks at two thousand streams: each takes some milliseconds."""
+
+_FOUND_MAX: Final = 64
+"""So many make way after one look, at most: they are kept until the next one."""
+
+_IDLE_S: Final = 1.0
+"""A stream that has waited for less may be that of a client whose first entry is on its way."""
 
 _MADE_WAY: Final = (
     "there are as many append streams as may be, and this one has stored nothing: open a new one"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,6 +101,7 @@ def test_idle_append_streams_of_others_do_not_keep_a_new_writer_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(BOUNDS, Kind.APPEND, 16)
+    monkeypatch.setattr(spare_streams, "_IDLE_S", 0.0)
 
     @on_loop
     async def run(f: Fixture) -> None:
@@ -142,6 +144,7 @@ def test_streams_whose_answers_nobody_reads_do_not_keep_a_new_writer_out(
     monkeypatch.setitem(BOUNDS, Kind.APPEND, 4)
     monkeypatch.setattr(spare_streams, "BOOKIE_UNREAD_GRACE_S", 0.05)
     monkeypatch.setattr(spare_streams, "BOOKIE_RECEIVE_S", 0.1)
+    monkeypatch.setattr(spare_streams, "_IDLE_S", 0.0)
     monkeypatch.setattr(spare_streams, "_LOOK_AGAIN_S", 0.0)
 
     @on_loop
@@ -167,6 +170,7 @@ def test_stream_whose_first_entry_is_on_its_way_to_the_disk_stays(
 ) -> None:
     monkeypatch.setitem(BOUNDS, Kind.APPEND, 1)
     monkeypatch.setattr(spare_streams, "BOOKIE_RECEIVE_S", 0.0)
+    monkeypatch.setattr(spare_streams, "_IDLE_S", 0.0)
     monkeypatch.setattr(spare_streams, "_LOOK_AGAIN_S", 0.0)
 
     @on_loop
@@ -203,12 +207,23 @@ class Stream:
         self.told.append(message)
 
 
+class Counted(tuple[Stream, ...]):
+    """Streams; counts how often all are looked at."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[Stream]:
+        self.looks += 1
+        return super().__iter__()
+
+
 class World:
     def __init__(self, *streams: Stream) -> None:
         self.now = 0.0
         self.hung_up: list[tuple[str, Why]] = []
+        self.streams = Counted(streams)
         self.spare = SpareStreams(
-            streams, lambda *who: self.hung_up.append(who), clock=lambda: self.now
+            self.streams, lambda *who: self.hung_up.append(who), clock=lambda: self.now
         )
 
 
@@ -247,16 +262,62 @@ def test_only_stream_of_its_connection_stays_if_it_is_of_use(stays: Stream) -> N
     assert not World(Stream("a")).spare.make_way(1), "but not for who has one"
 
 
-def test_look_in_vain_is_not_repeated_at_once_for_who_has_as_many() -> None:
-    streams = [Stream("a", is_known=True) for _ in range(4)]
+def test_all_streams_are_looked_at_once_in_a_while_however_many_make_way() -> None:
+    streams = [Stream(f"a{n % 9}", idle_s=10.0 + n) for n in range(100)]
     world = World(*streams)
+    for _ in range(20):
+        assert world.spare.make_way(0)
+    assert world.streams.looks == 1 and sum(each.ends for each in streams) == 20
+    while world.spare.make_way(0):
+        pass
+    assert sum(each.ends for each in streams) < 100, "so many at once, and no more"
+    for _ in range(5):
+        assert not world.spare.make_way(0)
+    assert world.streams.looks == 1
+    world.now += 1.0
+    assert world.spare.make_way(0) and world.streams.looks == 2
+
+
+def test_look_in_vain_is_not_repeated_at_once() -> None:
+    world = World(*(Stream("a", is_known=True) for _ in range(4)))
     assert not world.spare.make_way(1)
-    for stream in streams:
+    for stream in world.streams:
         stream.is_known = False
-    assert not world.spare.make_way(1) and not world.spare.make_way(2)
-    assert world.spare.make_way(0), "for who has fewer it may find one"
+    assert not world.spare.make_way(1) and not world.spare.make_way(0)
     world.now += 1.0
     assert world.spare.make_way(1)
+
+
+@pytest.mark.parametrize("change", ["stored something", "works", "ends", "has gone"])
+def test_stream_that_is_spare_no_more_does_not_make_way(change: str) -> None:
+    """Since the look that found it."""
+    first, second = Stream("a", idle_s=30.0), Stream("a", idle_s=20.0)
+    world = World(first, second, *(Stream("a", idle_s=10.0) for _ in range(4)))
+    assert not world.spare.make_way(5)
+    if change == "stored something":
+        first.is_known = True
+    elif change == "works":
+        first.idle_s = 0.0
+    elif change == "ends":
+        first.ends = True
+    else:
+        world.spare._open = world.streams[1:]
+    assert world.spare.make_way(0)
+    assert not first.told and second.told
+
+
+def test_stream_that_has_just_begun_to_wait_stays_though_it_is_one_of_many() -> None:
+    fresh = [Stream("a", idle_s=0.5) for _ in range(9)]
+    assert not World(*fresh).spare.make_way(0)
+
+
+def test_connection_of_which_something_was_stored_is_not_hung_up_on() -> None:
+    unread = Stream("a", unread_s=2 * BOOKIE_UNREAD_GRACE_S)
+    world = World(unread, *(Stream("a", is_known=True) for _ in range(3)))
+    assert not world.spare.make_way(0) and not world.hung_up
+    world = World(unread, Stream("a", idle_s=5.0), Stream("a", is_known=True))
+    assert world.spare.make_way(0), "another one of it makes way"
+    assert not world.hung_up and not unread.told
 
 
 def test_connection_of_a_stream_that_nobody_reads_is_hung_up_on() -> None:
