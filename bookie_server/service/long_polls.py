@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -27,7 +29,14 @@ class _Poll:
 class LongPolls:
     """All that wait, by connection. Service thread only."""
 
-    def __init__(self, bookie: BookieApi, metrics: ServiceMetrics) -> None:
+    def __init__(
+        self,
+        bookie: BookieApi,
+        metrics: ServiceMetrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._looks_again_at, self._in_vain = float("-inf"), 0
         self._bookie = bookie
         self._metrics = metrics
         self._of_connection: dict[str, dict[_Poll, None]] = {}  # the oldest of each first
@@ -48,8 +57,12 @@ class LongPolls:
         connection that has most, if it has more than that one would then have. Its client is told
         that the bookie is busy, and asks again later; were it to end for one that has as many,
         they would take turns without a pause. False: there is none."""
+        now = self._clock()
+        if now < self._looks_again_at and own >= self._in_vain:
+            return False
         greedy = max(self._of_connection.values(), key=len, default={})
         if len(greedy) < own + 2:
+            self._looks_again_at, self._in_vain = now + _LOOK_AGAIN_S, own
             return False
         poll = next(iter(greedy))
         self._forget(poll)
@@ -105,5 +118,8 @@ class LongPolls:
             or end.last_add_confirmed > request.wait_above
         )
 
+
+_LOOK_AGAIN_S: Final = 0.1
+"""After a look at four thousand connections that found none: 0.3 ms."""
 
 _MADE_WAY: Final = "this tail request made way for another client's: ask again later"

@@ -13,9 +13,12 @@ import pytest
 from bookie_server.service import spare_streams
 from bookie_server.service.calls import BOUNDS, Kind
 from bookie_server.service.guard.hanging_up import Why
+from bookie_server.service.long_polls import LongPolls
+from bookie_server.service.metrics import ServiceMetrics
 from bookie_server.service.spare_streams import SpareStreams
 from spark_ledger.limits.bookie import BOOKIE_RECEIVE_S, BOOKIE_UNREAD_GRACE_S
 from spark_ledger.wire import bookie_pb2 as pb
+from tests.contracts.scripted_bookie import ScriptedBookie
 from tests.hostile.http2 import RawConnection, message
 from tests.unit.bookie_server.service.test_grpc_service import BOOKIE, HERE, Fixture, on_loop
 from tests.unit.bookie_server.service.test_hostile_calls import connect, until
@@ -95,6 +98,24 @@ def test_poll_that_makes_way_is_told_that_the_bookie_is_busy(
             await connection.close()
 
     run()
+
+
+def test_look_for_a_poll_in_vain_is_not_repeated_at_once_for_who_has_as_many() -> None:
+    looks, now = 0, 0.0
+
+    class Polls(dict[str, Any]):
+        def values(self) -> Any:
+            nonlocal looks
+            looks += 1
+            return super().values()
+
+    long_polls = LongPolls(ScriptedBookie(), ServiceMetrics(), clock=lambda: now)
+    long_polls._of_connection = Polls(a={None: None}, b={None: None})
+    assert [long_polls.make_way(own) for own in (1, 1, 2)] == [False] * 3 and looks == 1
+    assert not long_polls.make_way(0) and looks == 2, "who has fewer may find one"
+    assert not long_polls.make_way(1) and looks == 2
+    now = 1.0
+    assert not long_polls.make_way(1) and looks == 3
 
 
 def test_idle_append_streams_of_others_do_not_keep_a_new_writer_out(
@@ -263,14 +284,14 @@ def test_only_stream_of_its_connection_stays_if_it_is_of_use(stays: Stream) -> N
 
 
 def test_all_streams_are_looked_at_once_in_a_while_however_many_make_way() -> None:
-    streams = [Stream(f"a{n % 9}", idle_s=10.0 + n) for n in range(100)]
+    streams = [Stream(f"a{n % 9}", idle_s=10.0 + n) for n in range(200)]
     world = World(*streams)
     for _ in range(20):
         assert world.spare.make_way(0)
     assert world.streams.looks == 1 and sum(each.ends for each in streams) == 20
     while world.spare.make_way(0):
         pass
-    assert sum(each.ends for each in streams) < 100, "so many at once, and no more"
+    assert sum(each.ends for each in streams) < 200, "so many at once, and no more"
     for _ in range(5):
         assert not world.spare.make_way(0)
     assert world.streams.looks == 1
