@@ -23,6 +23,10 @@ NOTHING_LEFT: Final = (OSError, RuntimeError)
 """What the process cannot have now: a descriptor, or, as RuntimeError, another thread."""
 
 
+_AGAIN_S: Final = 0.25
+"""After an attempt for which the process had nothing left, all are tried again."""
+
+
 class Why(Enum):
     """What a client did; the name stands in metrics (in small letters), the value in the log."""
 
@@ -57,8 +61,10 @@ class HangUp:
                 due, self._due = self._due, {}
                 try:
                     ended = await loop.run_in_executor(None, self._sockets.hang_up, list(due))
-                except NOTHING_LEFT as error:  # who is to blame is found again, and ended then
+                except NOTHING_LEFT as error:  # not all who are to blame are found again
                     logger.warning("nobody can be hung up on now: %s", error)
+                    self._due = {**self._due, **due}
+                    await asyncio.sleep(_AGAIN_S)
                     continue
                 for peer in ended:
                     self._ended[due[peer].name.lower()] += 1

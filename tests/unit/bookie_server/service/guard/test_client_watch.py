@@ -416,35 +416,3 @@ def test_watch_whose_look_fails_once_looks_again(
         assert world.ended.by == {"stopped": Why.UNFINISHED}
 
     asyncio.run(main())
-
-
-@pytest.mark.parametrize("error", NOTHING_LEFT)
-def test_connection_that_cannot_be_ended_now_is_ended_when_it_is_met_again(
-    monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    async def main() -> None:
-        kernel, counts = Kernel(), Counter[str]()
-        ended: list[str] = []
-        fails = True
-
-        def hang_up(peers: Iterable[str]) -> list[str]:
-            if fails:
-                raise error
-            ended.extend(peers)
-            return list(peers)
-
-        monkeypatch.setattr(kernel, "hang_up", hang_up)
-        ends = HangUp(kernel, counts)
-        ends("a", Why.UNREAD)
-        async with asyncio.timeout(10):
-            while ends._task is not None:
-                await asyncio.sleep(0.001)
-        fails = False
-        ends("a", Why.UNREAD)
-        ends("b", Why.IDLE)
-        async with asyncio.timeout(10):
-            while ends._task is not None:
-                await asyncio.sleep(0.001)
-        assert ended == ["a", "b"] and counts == {"unread": 1, "idle": 1}
-
-    asyncio.run(main())
