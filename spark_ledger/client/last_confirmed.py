@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 from spark_ledger.client.context import ClientContext
 from spark_ledger.client.lane_reader import verify_chunk
@@ -177,11 +177,25 @@ class Prover:
         return None, BookieStatus.IO_ERROR if ended is None else ended.status
 
 
+_NO_NEWS: Final = frozenset(
+    {
+        BookieStatus.NO_SUCH_LEDGER,
+        BookieStatus.TOO_MANY_REQUESTS,
+        BookieStatus.TIMEOUT,
+        BookieStatus.UNAVAILABLE,
+    }
+)
+
+RefusedPolls: TypeAlias = dict[BookieId, tuple[float, float]]
+"""Of bookies that had no room for a long poll: no other one before the first time, and no question
+that does not wait before the second."""
+
+
 def _is_news(reply: LastConfirmed, known: EntryId) -> bool:
     """Whether a bookie would have told this to one that waits."""
     if reply.status is BookieStatus.OK:
         return reply.fenced or reply.last_add_confirmed > known
-    return reply.status not in (BookieStatus.NO_SUCH_LEDGER, BookieStatus.TOO_MANY_REQUESTS)
+    return reply.status not in _NO_NEWS
 
 
 async def wait_for_newer(
@@ -191,15 +205,19 @@ async def wait_for_newer(
     digest: Digest,
     known: EntryId,
     wait_s: float,
+    refused: RefusedPolls | None = None,
 ) -> EntryId:
-    """Ask all bookies of the last fragment to tell of a newer LAC; the newest that is believed."""
+    """Ask all bookies of the last fragment to tell of a newer LAC; the newest that is believed.
+
+    ``refused`` is what is remembered from one round to the next."""
     loop, ledger_id = asyncio.get_running_loop(), metadata.ledger_id
     began, timeout_s = loop.time(), context.config.read_timeout_s
-    round_ = LongPoll(metadata, known)
+    round_, refusals = LongPoll(metadata, known), {} if refused is None else refused
 
     async def poll(bookie_id: BookieId) -> LastConfirmed:
         """A bookie's answer, held until it knows more. It may have no room for another that waits;
-        what it knows now it says all the same, and it is busy only if that is nothing new."""
+        what it knows now it says all the same, and it is busy only if that is nothing new. However
+        much news there is, it is then asked ten times a second at most, and to wait every 2 s."""
         asked = partial(
             context.transport.read_last_confirmed,
             bookie_id,
@@ -208,11 +226,17 @@ async def wait_for_newer(
             access_key=access_key,
             timeout_s=timeout_s,
         )
-        reply = await asked(wait_s=max(0.0, began + wait_s - loop.time()))
-        if reply.status is BookieStatus.TOO_MANY_REQUESTS:
-            told = await asked()
-            reply = told if _is_news(told, known) else reply
-        return reply
+        polls_at, asks_at = refusals.get(bookie_id, (began, began))
+        if loop.time() >= polls_at:
+            reply = await asked(wait_s=max(0.0, began + wait_s - loop.time()))
+            if reply.status is not BookieStatus.TOO_MANY_REQUESTS:
+                return reply
+            polls_at = loop.time() + BUSY_PAUSE_S_MAX
+            refusals[bookie_id] = polls_at, asks_at
+        await asyncio.sleep(max(0.0, min(asks_at, began + wait_s) - loop.time()))
+        refusals[bookie_id] = polls_at, loop.time() + BUSY_PAUSE_S
+        told = await asked()
+        return told if _is_news(told, known) else LastConfirmed(BookieStatus.TOO_MANY_REQUESTS)
 
     async def ask(bookie_index: int, bookie_id: BookieId) -> tuple[int, LastConfirmed]:
         return bookie_index, await unless_busy(context, lambda: poll(bookie_id), wait_s)

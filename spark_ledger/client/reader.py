@@ -8,7 +8,7 @@ from contextlib import aclosing
 from spark_ledger.client.context import ClientContext
 from spark_ledger.client.entry_batch import EntryBatch
 from spark_ledger.client.lane_reader import LaneReader
-from spark_ledger.client.last_confirmed import read_last_confirmed, wait_for_newer
+from spark_ledger.client.last_confirmed import RefusedPolls, read_last_confirmed, wait_for_newer
 from spark_ledger.client.tail import Tail
 from spark_ledger.errors import (
     BookieUnavailableError,
@@ -46,6 +46,7 @@ class LedgerReader:
         self._context = context
         self._ledger = ledger
         self._access_key = access_key
+        self._refused_polls: RefusedPolls = {}
         self._digest = digest
         self._last_add_confirmed = last_add_confirmed
 
@@ -269,6 +270,7 @@ class LedgerReader:
             self._digest,
             self.last_add_confirmed,
             wait_s,
+            self._refused_polls,
         )
 
     def learn(self, confirmed: EntryId) -> None:

@@ -6,6 +6,8 @@ In virtual time: they say how long something took.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,6 +16,8 @@ from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.reader import LedgerReader
 from spark_ledger.errors import NoSuchEntryError, NoSuchLedgerError
 from spark_ledger.limits.client import (
+    BUSY_PAUSE_S,
+    BUSY_PAUSE_S_MAX,
     TAIL_METADATA_WAIT_S,
     TAIL_PAUSE_S,
     TAIL_RETRY_DELAY_S_MAX,
@@ -208,13 +212,16 @@ def test_tail_delivers_while_bookies_have_no_room_for_those_who_wait() -> None:
     async def test(world: World) -> None:
         _, client, reader, writer = await followed(world)
         transport = client.context.transport
-        honest, plain, waiting = transport.read_last_confirmed, list[float](), list[float]()
+        honest = transport.read_last_confirmed
+        asked = defaultdict[tuple[str, bool], list[float]](list)
 
-        async def ask(*args: Any, wait_s: float = 0.0, **options: Any) -> LastConfirmed:
-            (waiting if wait_s else plain).append(now())
+        async def ask(
+            bookie_id: Any, *args: Any, wait_s: float = 0.0, **options: Any
+        ) -> LastConfirmed:
+            asked[bookie_id, bool(wait_s)].append(now())
             if wait_s:
                 return LastConfirmed(BookieStatus.TOO_MANY_REQUESTS)
-            return await honest(*args, **options)
+            return await honest(bookie_id, *args, **options)
 
         transport.read_last_confirmed = ask  # type: ignore[method-assign]
         tail = Followed(reader, start=0, idle_timeout=5.0)
@@ -222,10 +229,17 @@ def test_tail_delivers_while_bookies_have_no_room_for_those_who_wait() -> None:
             await tail.has(count)
             await asyncio.sleep(4.0 if count == 3 else 0.5)
             await writer.append(b"more")
+        for _ in range(300):  # as fast as they are confirmed
+            await writer.append(b"more")
+            await asyncio.sleep(0.01)
         began = now()
         await tail.task
-        assert len(tail.found) == 6 and now() - began < 8.0
-        assert len(plain) <= len(waiting) + 3, "no more often than bookies are asked to tell"
+        assert len(tail.found) == 306 and now() - began < 8.0
+        for (_bookie, waits), times in asked.items():
+            least = (BUSY_PAUSE_S_MAX if waits else BUSY_PAUSE_S) - 1e-6
+            gaps = [later - earlier for earlier, later in pairwise(times)]
+            assert min(gaps[:-1]) >= least, "but for a last question, as the tail ends"
+            assert len(gaps) > 3, waits
 
     run_virtually(test)
 
@@ -236,6 +250,8 @@ def test_tail_delivers_while_bookies_have_no_room_for_those_who_wait() -> None:
         LastConfirmed(BookieStatus.NO_SUCH_LEDGER),
         LastConfirmed(BookieStatus.OK, EntryId(-1)),
         LastConfirmed(BookieStatus.TOO_MANY_REQUESTS),
+        LastConfirmed(BookieStatus.TIMEOUT),
+        LastConfirmed(BookieStatus.UNAVAILABLE),
     ],
 )
 def test_busy_bookies_that_know_nothing_new_end_no_poll(told: LastConfirmed) -> None:
