@@ -283,6 +283,9 @@ class Identity:
             restores = self._store.restores  # before the look: what is read may be of one more
             try:
                 node = await self._look()
+                if self._store.restores != restores:  # found out meanwhile: of which is it?
+                    changed.set()
+                    continue
                 known = _NO_START if node is None else _known(node.value)
                 verdict = standing(self.start, known)
                 if node is not None and known.accepts_newer and verdict is not Standing.REPLACED:

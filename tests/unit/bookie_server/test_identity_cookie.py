@@ -10,10 +10,10 @@ import pytest
 
 from bookie_server.identity import Identity
 from spark_ledger.errors import ConfigurationError, ConflictError, OutcomeUnknownError
-from spark_ledger.metadata.base import Put
+from spark_ledger.metadata.base import Put, Versioned
 from spark_ledger.metadata.cookies import accept_newer_starts, cookie_path, encode_cookie
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
-from spark_ledger.types import BookieStart
+from spark_ledger.types import BookieCookie, BookieStart
 from tests.unit.bookie_server.test_identity import DIRECTORIES, B, World, in_world
 from tests.unit.spark_ledger.metadata.late_replies import LateReplies, once
 
@@ -196,6 +196,27 @@ async def test_restore_that_is_found_out_while_one_before_is_accepted_is_not(wor
     assert await accept_newer_starts(world.tree.open_session()) == [B]
     await asyncio.sleep(0.05)
     assert told == [1, 2] and not running.is_restore_accepted
+    await running.close()
+
+
+@in_world
+async def test_restore_that_is_found_out_and_accepted_during_a_look_is_accepted(
+    world: World,
+) -> None:
+    """A look may wait for a connection for as long as ZooKeeper is away."""
+    running = await world.start()
+    told, look = told_of(running), running._look
+
+    async def slow() -> Versioned[BookieCookie] | None:
+        if not told:
+            told.append(1)
+            await accept_newer_starts(world.tree.open_session())
+        return await look()
+
+    running._look = slow  # type: ignore[method-assign]
+    running.watch(lambda reason: None)
+    await asyncio.sleep(0.05)
+    assert running.is_restore_accepted and not world.known().accepts_newer
     await running.close()
 
 
