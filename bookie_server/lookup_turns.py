@@ -117,7 +117,9 @@ class LookupTurns:
     def _pace(self, who: str) -> None:
         """Give a connection the next time, behind those of all others."""
         now = asyncio.get_running_loop().time()
-        self._last_time = max(now, self._last_time) + FIRST_CONTACT_MISS_S
+        # Who has found a ledger since left its time unused: nobody waits for those.
+        behind_all = now + FIRST_CONTACT_MISS_S * len(self._paced)
+        self._last_time = min(max(now, self._last_time), behind_all) + FIRST_CONTACT_MISS_S
         self._paced.pop(who, None)
         self._paced[who] = self._last_time
         if len(self._paced) > FIRST_CONTACT_PACED_MAX:

@@ -91,11 +91,13 @@ class KeyRoom:
 
     def _who_makes_way(self, waiter: Place) -> list[Place] | None:
         """Those whose room a request gets. None: they would be too few, and all of them stay."""
+        too_much = self._cost + waiter.cost - self._bytes_max
+        if too_much <= 0:
+            return []
         share = self._costs.get(waiter.who, 0) + waiter.cost
         above = {who: cost for who, cost in self._costs.items() if cost > share}
         newest = {who: reversed(self._waiters[who]) for who in above}
         leaving: list[Place] = []
-        too_much = self._cost + waiter.cost - self._bytes_max
         while too_much > 0:
             if not above:
                 return None

@@ -76,7 +76,7 @@ class SpareStreams:
             if not is_one_of_many and (own or stream.idle_s < BOOKIE_RECEIVE_S):
                 return False  # nor for those behind it: they have fewer, or waited less
             self._found.popleft()
-            if stream not in self._open or not _is_spare(stream):
+            if stream not in self._open or not _is_spare(stream, of_connection):
                 continue
             if stream.unread_s >= 0:  # its status would wait behind what its client does not read
                 self._hang_up(stream.peer, Why.UNREAD)
@@ -95,8 +95,11 @@ class SpareStreams:
             of_connection[stream.peer] += 1
             if stream.is_known:
                 known.add(stream.peer)
-            elif (idle_s := stream.idle_s) >= _IDLE_S and not _is_about_to_be_read(stream):
+            elif (idle_s := stream.idle_s) >= 0 and not _is_about_to_be_read(stream):
                 spare.setdefault(stream.peer, []).append((idle_s, id(stream), stream))
+        for peer, streams in spare.items():
+            least_s = _least_idle_s(of_connection[peer])
+            spare[peer] = [each for each in streams if each[0] >= least_s]
         for peer in known & spare.keys():  # its connection, which would have to end, is of use
             spare[peer] = [each for each in spare[peer] if each[-1].unread_s < 0]
         order: list[tuple[int, float, str]] = []
@@ -117,11 +120,15 @@ class SpareStreams:
         return found
 
 
-def _is_spare(stream: Stream) -> bool:
+def _is_spare(stream: Stream, of_connection: int) -> bool:
     """Whether a stream may end for another, if its connection has more of them."""
-    if stream.is_known or stream.ends or stream.idle_s < _IDLE_S:
+    if stream.is_known or stream.ends or stream.idle_s < _least_idle_s(of_connection):
         return False
     return not _is_about_to_be_read(stream)
+
+
+def _least_idle_s(of_connection: int) -> float:
+    return _IDLE_S if of_connection <= _FEW else _IDLE_OF_MANY_S
 
 
 def _is_about_to_be_read(stream: Stream) -> bool:
@@ -136,6 +143,13 @@ _FOUND_MAX: Final = 128
 
 _IDLE_S: Final = 1.0
 """A stream that has waited for less may be that of a client whose first entry is on its way."""
+
+_FEW: Final = 4
+"""A client of ours has one stream."""
+
+_IDLE_OF_MANY_S: Final = 0.1
+"""The same for a connection that has more. To send nothing again and again must not keep all
+places: two thousand streams would need twenty thousand messages a second."""
 
 _MADE_WAY: Final = (
     "there are as many append streams as may be, and this one has stored nothing: open a new one"

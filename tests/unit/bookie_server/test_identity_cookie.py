@@ -10,10 +10,15 @@ import pytest
 
 from bookie_server.identity import Identity
 from spark_ledger.errors import ConfigurationError, ConflictError, OutcomeUnknownError
-from spark_ledger.metadata.base import Put, Versioned
-from spark_ledger.metadata.cookies import accept_newer_starts, cookie_path, encode_cookie
+from spark_ledger.metadata.base import Put
+from spark_ledger.metadata.cookies import (
+    BookieCookie,
+    accept_newer_starts,
+    cookie_path,
+    encode_cookie,
+)
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
-from spark_ledger.types import BookieCookie, BookieStart
+from spark_ledger.types import BookieStart, Versioned
 from tests.unit.bookie_server.test_identity import DIRECTORIES, B, World, in_world
 from tests.unit.spark_ledger.metadata.late_replies import LateReplies, once
 

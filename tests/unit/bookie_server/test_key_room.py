@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import ItemsView, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -259,3 +259,24 @@ def test_room_counts_exactly_and_is_never_more_than_there_is(seed: int) -> None:
     for each in waiting:
         room.leave(each)
     assert room.frames_bytes == 0 and not room._waiters and not room._costs
+
+
+class Costs(dict[str, int]):
+    """By connection; counts how often all are looked at."""
+
+    looks = 0
+
+    def items(self) -> ItemsView[str, int]:
+        self.looks += 1
+        return super().items()
+
+
+def test_connections_are_compared_only_if_there_is_no_room() -> None:
+    """With a slow ZooKeeper thousands of them wait, and each add would look at all."""
+    room = KeyRoom(100_000)
+    costs = room._costs = Costs()
+    looks = []
+    for number in range(12):
+        room.enter(Waiter[None](f"{number % 10}", 9_000, lambda _: None))
+        looks.append(costs.looks)
+    assert looks == [0] * 9 + [1, 2, 3]

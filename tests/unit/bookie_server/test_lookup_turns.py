@@ -141,6 +141,28 @@ def test_connection_that_found_nothing_waits_for_its_time_also_beside_free_place
     run_in_virtual_time(main())
 
 
+def test_connection_that_finds_every_second_ledger_does_not_use_up_the_time_of_others() -> None:
+    """Each time that it was given and did not wait for would be one for which others wait."""
+
+    async def main() -> None:
+        turns = LookupTurns(at_once=64, waiting_max=64)
+        for _ in range(1000):
+            pair = [turns.take("finds some") for _ in range(2)]
+            for turn, found in zip(pair, (False, True), strict=True):
+                assert turn is not None and turn.done()
+                turns.leave("finds some", turn, found=found)
+        turn = turns.take("missed once")
+        assert turn is not None
+        turns.leave("missed once", turn, found=False)
+        began = asyncio.get_running_loop().time()
+        turn = turns.take("missed once")
+        assert turn is not None and await turn
+        assert asyncio.get_running_loop().time() - began <= 2 * FIRST_CONTACT_MISS_S
+        turns.leave("missed once", turn)
+
+    run_in_virtual_time(main())
+
+
 def test_no_more_connections_are_remembered_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookup_turns, "FIRST_CONTACT_PACED_MAX", 10)
 

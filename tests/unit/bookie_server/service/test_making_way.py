@@ -327,9 +327,16 @@ def test_stream_that_is_spare_no_more_does_not_make_way(change: str) -> None:
     assert not first.told and second.told
 
 
-def test_stream_that_has_just_begun_to_wait_stays_though_it_is_one_of_many() -> None:
-    fresh = [Stream("a", idle_s=0.5) for _ in range(9)]
-    assert not World(*fresh).spare.make_way(0)
+@pytest.mark.parametrize(
+    ("idle_s", "of_connection", "makes_way"),
+    [(0.5, 4, False), (2.0, 4, True), (0.05, 9, False), (0.5, 9, True)],
+)
+def test_stream_that_has_just_begun_to_wait_stays_for_less_if_it_is_one_of_many(
+    idle_s: float, of_connection: int, makes_way: bool
+) -> None:
+    """Else somebody keeps all streams who sends nothing on each of them once in a second."""
+    fresh = [Stream("a", idle_s=idle_s) for _ in range(of_connection)]
+    assert World(*fresh).spare.make_way(0) is makes_way
 
 
 def test_connection_of_which_something_was_stored_is_not_hung_up_on() -> None:
