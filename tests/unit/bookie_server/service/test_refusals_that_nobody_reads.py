@@ -46,6 +46,7 @@ def test_refusals_that_nobody_reads_keep_no_place(
     run()
 
 
+@pytest.mark.leaves_open("Leftovers._look", reason="its service goes on")
 def test_clients_of_many_refusals_that_nobody_reads_are_hung_up_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
