@@ -53,15 +53,18 @@ def test_clients_of_many_refusals_that_nobody_reads_are_hung_up_on(
     """Also of those that were refused because too many came: gRPC keeps each of them."""
     monkeypatch.setitem(BOUNDS, Kind.READ, 0)
     monkeypatch.setattr(calls, "BOOKIE_LEFTOVERS_MAX", 30)
-    monkeypatch.setattr(calls, "BOOKIE_LEFTOVER_S", 0.05)
+    monkeypatch.setattr(calls, "BOOKIE_LEFTOVER_S", 1.0)
 
     @on_loop
     async def run(f: Fixture) -> None:
         method, request = REFUSED[Kind.READ]
         few, many = [await connect(f, window=0) for _number in range(2)]
         for connection, number in ((many, 100), (few, 10)):
+            before = f.metrics.calls_in_progress[method]
             for _number in range(number):
                 await connection.ask(method, BOOKIE, request.SerializeToString())
+            # The oldest are cut: those of the other come behind all of these.
+            await until(lambda n=before + number: f.metrics.calls_in_progress[method] == n)  # type: ignore[misc]
         await until(lambda: many.closed)
         await until(lambda: f.metrics.calls_in_progress[method] == 10)
         await until(lambda: f.metrics.connections_ended == {"unread": 1})
