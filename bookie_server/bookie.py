@@ -309,7 +309,7 @@ class Bookie:
 
     @property
     def failure(self) -> str:
-        """Why nothing is stored, or for now; "" if all is well or a disk is full; any thread."""
+        """Why nothing can be stored, for good or for a while; "" for a full disk; any thread."""
         return self._journal.failure or self._storage.failure or ""
 
     @property

@@ -333,8 +333,8 @@ class AppendSession:
 
         An honest process that begins so many while ZooKeeper is away must hear in time that the
         bookie is busy. So a message is held for a while only, and no other one behind it; nor is a
-        stream that was told so. While a disk stalls all have to hear of it
-        (rule S15), and a drain waits for no more than one look-up.
+        stream that was told so. While a disk stalls all have to hear of it (rule S15), and a drain
+        waits for no more than one look-up.
         """
         if not self._has_strange_ledgers:
             return

@@ -4,8 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
+
+
+def end_of_input() -> threading.Event:
+    """For the process itself: set once its standard input ends."""
+    ended = threading.Event()
+
+    def wait_for_end() -> None:
+        sys.stdin.read()
+        ended.set()
+
+    threading.Thread(target=wait_for_end, daemon=True).start()
+    return ended
 
 
 class Beside:

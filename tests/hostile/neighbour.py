@@ -26,6 +26,7 @@ from spark_ledger.wire.codec import (
 )
 from spark_ledger.wire.options import transfer_options
 from tests.fuzz.wire_targets import sealed_run
+from tests.hostile.beside import end_of_input
 
 LEDGER: Final = 1
 PERIOD_S: Final = 0.01
@@ -86,13 +87,7 @@ def main() -> None:
     """Append until standard input ends."""
     address, bookie_id, file = sys.argv[1:]
     neighbour = Neighbour(address, bookie_id)
-    stop = threading.Event()
-
-    def wait_for_end() -> None:
-        sys.stdin.read()
-        stop.set()
-
-    threading.Thread(target=wait_for_end, daemon=True).start()
+    stop = end_of_input()
     with Path(file).open("w", encoding="ascii", buffering=1) as out:
         due = time.monotonic()
         while not stop.is_set():

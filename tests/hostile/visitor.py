@@ -9,7 +9,6 @@ bookie is busy asks again, as clients do; any other answer ends it with an error
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +26,7 @@ from spark_ledger.wire.codec import (
 )
 from spark_ledger.wire.options import transfer_options
 from tests.fuzz.wire_targets import sealed_run
+from tests.hostile.beside import end_of_input
 
 WRITTEN: Final = 4
 FENCED: Final = 5
@@ -116,13 +116,7 @@ def main() -> None:
     """Come again until standard input ends."""
     address, bookie_id, file = sys.argv[1:]
     visitor = Visitor(address, bookie_id)
-    stop = threading.Event()
-
-    def wait_for_end() -> None:
-        sys.stdin.read()
-        stop.set()
-
-    threading.Thread(target=wait_for_end, daemon=True).start()
+    stop = end_of_input()
     with Path(file).open("w", encoding="ascii", buffering=1) as out:
         while not stop.is_set():
             seconds = visitor.visit()
