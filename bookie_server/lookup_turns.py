@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 
-from spark_ledger.limits.bookie import FIRST_CONTACT_MISS_S, FIRST_CONTACT_PACED_MAX
+from spark_ledger.limits.bookie import (
+    FIRST_CONTACT_AT_FIRST_MAX,
+    FIRST_CONTACT_FOUND_MAX,
+    FIRST_CONTACT_MISS_S,
+    FIRST_CONTACT_PACED_MAX,
+)
 
 
 class LookupTurns:
@@ -17,7 +22,9 @@ class LookupTurns:
     its share takes the place of the newest of the one that has most.
 
     A connection whose last look-up found nothing is paced: all of these together begin one every
-    ``FIRST_CONTACT_MISS_S``, in turn, and take no place of others while they wait for that.
+    ``FIRST_CONTACT_MISS_S``, in turn, and take no place of others while they wait for that. Until
+    the first of a connection has ended only a few of its look-ups run: whoever is ended for ledgers
+    that do not exist connects again, and would have all places each time.
 
     Everything here belongs to the loop of the metadata store.
     """
@@ -34,6 +41,10 @@ class LookupTurns:
         """Connections that wait for their time."""
         self._paced: dict[str, float] = {}
         """When a connection that found nothing may begin its next look-up, the earliest first."""
+        self._found: dict[str, None] = {}
+        """Connections whose last look-up found a ledger, the longest ago first."""
+        self._running: Counter[str] = Counter()
+        """Look-ups, by connection; none is 0."""
         self._last_time = 0.0
         """The latest time that was given to one of them."""
 
@@ -41,7 +52,7 @@ class LookupTurns:
         """A turn: true once it has come, false if it has to make way. It ends with ``leave``. None:
         there are too many."""
         turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        if self._free and not self._has_to_wait(who):
+        if self._free and not self._tries(who) and not self._has_to_wait(who):
             self._begin(who, turn)
             return turn
         if not self._has_room(who):
@@ -59,6 +70,9 @@ class LookupTurns:
         if turn.done() and not turn.cancelled():
             if turn.result():
                 self._free += 1
+                self._running[who] -= 1
+                if not self._running[who]:
+                    del self._running[who]
                 self._learn(who, found=found)
                 self._go_on()
         elif turn in (queue := self._waiting.get(who, deque())):
@@ -98,6 +112,7 @@ class LookupTurns:
 
     def _begin(self, who: str, turn: asyncio.Future[bool]) -> None:
         self._free -= 1
+        self._running[who] += 1
         turn.set_result(True)
         if who in self._paced:
             self._pace(who)
@@ -105,13 +120,18 @@ class LookupTurns:
     def _learn(self, who: str, *, found: bool | None) -> None:
         """Pace a connection from its first look-up on that finds nothing, until one finds a ledger:
         an honest one asks for a deleted ledger now and then."""
-        if found is None or found is (who not in self._paced):
-            return
+        was_paced = who in self._paced
+        if found is not None:
+            self._found.pop(who, None)
         if found:
-            del self._paced[who]
-        else:
+            self._paced.pop(who, None)
+            self._found[who] = None
+            if len(self._found) > FIRST_CONTACT_FOUND_MAX:
+                del self._found[next(iter(self._found))]
+        elif found is False and not was_paced:
             self._pace(who)
-        if who in self._waiting:
+        is_lined_up = who in self._ready or who in self._held_back
+        if who in self._waiting and (not is_lined_up or was_paced != (who in self._paced)):
             self._line_up(who)
 
     def _pace(self, who: str) -> None:
@@ -125,12 +145,20 @@ class LookupTurns:
         if len(self._paced) > FIRST_CONTACT_PACED_MAX:
             del self._paced[next(iter(self._paced))]
 
+    def _tries(self, who: str) -> bool:
+        """Nothing is known of a connection yet, and enough of its look-ups run to learn it."""
+        is_new = who not in self._found and who not in self._paced
+        return is_new and self._running[who] >= FIRST_CONTACT_AT_FIRST_MAX
+
     def _has_to_wait(self, who: str) -> bool:
         return self._paced.get(who, 0.0) > asyncio.get_running_loop().time()
 
     def _line_up(self, who: str) -> None:
-        """Have a connection wait behind all others that are ready, or for its time."""
+        """Have a connection wait behind all others that are ready, for its time, or until one of
+        its first look-ups has ended."""
         self._step_out(who)
+        if self._tries(who):
+            return
         if self._has_to_wait(who):
             loop = asyncio.get_running_loop()
             self._held_back[who] = loop.call_at(self._paced[who], self._is_due, who)

@@ -144,7 +144,7 @@ class AppendSession:
         self._was_interrupted = False
         self._malformed = 0  # adds
         self._unauthorized = 0  # appenders
-        self._may_be_held = True  # until the bookie is busy, or for a while
+        self._may_be_held = True  # until the bookie is busy, or has not answered for a while
         self._reads_since = math.inf  # while nothing is read
         self._writes_since = math.inf  # while nothing is written
         self._message_bytes = APPEND_MESSAGE_BYTES_TARGET  # the size of the last one
@@ -332,18 +332,21 @@ class AppendSession:
         answers to the first of them.
 
         An honest process that begins so many while ZooKeeper is away must hear in time that the
-        bookie is busy. So a message is held for a while only, and no other one behind it; nor is a
-        stream that was told so. While a disk stalls all have to hear of it (rule S15), and a drain
-        waits for no more than one look-up.
+        bookie is busy. So before a ledger was refused as unknown a message is held for a while
+        only, and no other one behind it; nor is a stream that was told so. While a disk stalls all
+        have to hear of it (rule S15), and a drain waits for no more than one look-up.
         """
         if not self._has_strange_ledgers:
             return
+        left_s = began + BOOKIE_HELD_MESSAGE_S - time.perf_counter()
         with self._gate.held.hold(self._message_bytes) as is_held:
             try:
-                async with asyncio.timeout(began + BOOKIE_HELD_MESSAGE_S - time.perf_counter()):
+                async with asyncio.timeout(None if self._unauthorized else left_s) as bound:
                     while is_held and self._has_strange_ledgers:
                         self._sent.clear()
                         await self._sent.wait()
+                        if self._unauthorized:
+                            bound.reschedule(None)
             except TimeoutError:
                 self._may_be_held = False
 
@@ -424,7 +427,8 @@ class AppendSession:
         if status is not BookieStatus.OK:
             is_first = appender.refusal is None
             self._unauthorized += is_first and status is BookieStatus.UNAUTHORIZED
-            self._may_be_held &= status is not BookieStatus.TOO_MANY_REQUESTS
+            is_busy = status is BookieStatus.TOO_MANY_REQUESTS
+            self._may_be_held &= not is_busy or self._unauthorized > 0
             appender.refuse(last_entry, Refusal(status, message))
             if is_first and not (self._aborts or self._is_gone):
                 self._gate.refused.one_more(self)

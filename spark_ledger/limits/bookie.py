@@ -83,6 +83,15 @@ FIRST_CONTACT_PACED_MAX: Final = 4096
 """Connections of which a bookie remembers that their last look-up found nothing. Of more it forgets
 the one that has had none for longest."""
 
+FIRST_CONTACT_AT_FIRST_MAX: Final = 4
+"""Keys that are looked up at a time for a connection of which no look-up has ended yet. It is ended
+for a few hundred ledgers that do not exist, and connects again: with all places each time it had
+another hundred look-ups that nothing paced. Whoever has new ledgers waits for one answer more."""
+
+FIRST_CONTACT_FOUND_MAX: Final = 16_384
+"""Connections of which a bookie remembers that their last look-up found a ledger: more than it may
+have at once."""
+
 FIRST_CONTACT_LOOKUPS_WAITING_MAX: Final = 4096
 """Ledgers whose first request waits; beyond it a bookie is busy to whoever has most."""
 

@@ -16,7 +16,11 @@ from bookie_server.first_contact import LookUps
 from bookie_server.ledger_keys import MetadataKeys
 from bookie_server.lookup_turns import LookupTurns
 from spark_ledger.bookie_api import ASKED_BY, Refusal
-from spark_ledger.limits.bookie import FIRST_CONTACT_LOOKUPS_MAX, FIRST_CONTACT_MISS_S
+from spark_ledger.limits.bookie import (
+    FIRST_CONTACT_AT_FIRST_MAX,
+    FIRST_CONTACT_LOOKUPS_MAX,
+    FIRST_CONTACT_MISS_S,
+)
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, MemoryTree
 from spark_ledger.types import BookieStatus, LedgerId
 from spark_ledger.wire.frame import access_key_hash
@@ -77,10 +81,60 @@ def test_look_ups_that_find_nothing_are_made_at_a_rate_at_most() -> None:
         await asyncio.sleep(1.0)
         per_s = 1 / FIRST_CONTACT_MISS_S
         answered = sum(each[BookieStatus.UNAUTHORIZED] for each in asking.statuses.values())
-        at_first = len(FLOODS) * FIRST_CONTACT_LOOKUPS_MAX  # before any has found nothing
+        at_first = len(FLOODS) * FIRST_CONTACT_AT_FIRST_MAX  # before any has found nothing
         assert per_s - 20 <= answered <= per_s + at_first
         await asyncio.sleep(5.0)
         assert sum(each.total() for each in asking.statuses.values()) == 3000
+
+    run_in_virtual_time(main())
+
+
+def test_connection_that_comes_anew_has_few_look_ups_until_one_has_ended() -> None:
+    """Whoever is ended for ledgers that do not exist connects again: with a hundred look-ups each
+    time it had more of them than those that are paced."""
+
+    async def main() -> None:
+        asking = Asking(delay_s=0.002)
+        connections, seconds = 100, 1.0
+        for number in range(connections):
+            asking.ask(f"stranger {number}", 300)
+            await asyncio.sleep(seconds / connections)
+        answered = sum(each[BookieStatus.UNAUTHORIZED] for each in asking.statuses.values())
+        paced = seconds / FIRST_CONTACT_MISS_S
+        assert answered <= paced + connections * FIRST_CONTACT_AT_FIRST_MAX
+        await asyncio.sleep(5.0)
+
+    run_in_virtual_time(main())
+
+
+def test_connection_of_which_nothing_is_known_goes_on_once_a_look_up_was_given_up() -> None:
+    """ZooKeeper does not answer: that is no reason to ask for the others one by one."""
+
+    async def main() -> None:
+        turns = LookupTurns(at_once=64, waiting_max=64)
+        asked = [turn for _ in range(20) if (turn := turns.take("a")) is not None]
+        running = [turn for turn in asked if turn.done()]
+        assert len(running) == FIRST_CONTACT_AT_FIRST_MAX and len(asked) == 20
+        turns.leave("a", running[0])
+        assert [turn.done() for turn in asked].index(False) == FIRST_CONTACT_AT_FIRST_MAX + 1
+        turns.leave("a", running[1], found=True)
+        assert all(turn.done() for turn in asked)
+
+    run_in_virtual_time(main())
+
+
+def test_connection_that_found_a_ledger_is_forgotten_behind_many_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lookup_turns, "FIRST_CONTACT_FOUND_MAX", 3)
+
+    async def main() -> None:
+        turns = LookupTurns(at_once=64, waiting_max=64)
+        for who in ("a", "b", "a", "c", "d"):
+            turn = turns.take(who)
+            assert turn is not None
+            turns.leave(who, turn, found=True)
+        assert list(turns._found) == ["a", "c", "d"]
 
     run_in_virtual_time(main())
 
@@ -187,7 +241,7 @@ def test_look_ups_that_find_their_ledgers_are_made_as_fast_as_the_metadata_are_r
             await created(tree, ledger_id=LedgerId(100 + number))
         asking = Asking(tree=tree)
         asking.ask("a", 3000)
-        await asyncio.sleep(0.01 * (3000 // FIRST_CONTACT_LOOKUPS_MAX + 2))
+        await asyncio.sleep(0.01 * (3000 // FIRST_CONTACT_LOOKUPS_MAX + 3))
         assert asking.statuses["a"] == {BookieStatus.OK: 3000}
 
     run_in_virtual_time(main())
@@ -269,8 +323,11 @@ def test_newcomer_takes_the_place_of_a_look_up_that_was_given_up_a_moment_ago() 
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_turns_are_never_lost_and_never_too_many(seed: int) -> None:
+def test_turns_are_never_lost_and_never_too_many(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     draw = random.Random(seed)
+    monkeypatch.setattr(lookup_turns, "FIRST_CONTACT_AT_FIRST_MAX", at_first := 1 + seed % 3)
     print("seed", seed)
 
     async def main() -> None:
@@ -295,14 +352,15 @@ def test_turns_are_never_lost_and_never_too_many(seed: int) -> None:
             )
             waiting = Counter(who for who, turn in open_ if not turn.done())
             assert running <= at_once and waiting.total() <= waiting_max
-            others = waiting.keys() - turns._paced.keys()
+            tries = {who for who, count in turns._running.items() if count >= at_first}
+            others = waiting.keys() - turns._paced.keys() - (tries - turns._found.keys())
             assert running == at_once or not others, "nobody waits beside a free place"
         while open_:
             await asyncio.sleep(FIRST_CONTACT_MISS_S)
             for who, turn in [each for each in open_ if each[1].done()]:
                 open_.remove((who, turn))
                 turns.leave(who, turn)
-        assert turns._free == at_once and not turns._waiting
+        assert turns._free == at_once and not turns._waiting and not turns._running
         assert not turns._ready and not turns._held_back
 
     run_in_virtual_time(main())
