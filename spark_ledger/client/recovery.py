@@ -102,8 +102,8 @@ class Recovery:
                 self._machine_loop.start(self._machine.start())
                 return await self._outcome
             finally:
+                self._appenders.close_all()  # first: who is left once more waits for nothing
                 await self._machine_loop.stop()
-                self._appenders.close_all()
 
     def _perform(self, command: Command) -> None:
         match command:

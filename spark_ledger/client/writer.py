@@ -446,8 +446,8 @@ class LedgerWriter:
         self._on_progress()
 
     async def _stop(self) -> None:
-        await self._machine_loop.stop()
         self._appenders.close_all()
+        await self._machine_loop.stop()
         self._kept.close()
 
     async def _settle(self) -> None:

@@ -276,6 +276,22 @@ async def recovery_that_is_left_while_it_writes(
         await recovering
 
 
+async def recovery_that_is_left_twice(
+    world: World, client: LedgerClient, other: LedgerClient
+) -> None:
+    """The second time while it waits for its calls, which it has just broken off."""
+    writer = await written(other)
+    world.alive[writer.metadata.last_fragment.bookies[0]] = Silent()  # type: ignore[assignment]
+    recovering = asyncio.ensure_future(client.open_ledger(writer.ledger_id, recover=True))
+    adds = [len(bookie.adds) for bookie in world.bookies.values()]
+    while adds == [len(bookie.adds) for bookie in world.bookies.values()]:
+        await asyncio.sleep(0)
+    while not recovering.done():
+        recovering.cancel()
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.01)  # its calls end by themselves
+
+
 async def recovery_that_fails(world: World, client: LedgerClient, other: LedgerClient) -> None:
     writer = await written(other)
     for name in writer.metadata.last_fragment.bookies[1:]:
@@ -302,6 +318,7 @@ ENDS = [
     recovered_beside_a_silent_bookie,
     recovery_that_is_left,
     recovery_that_is_left_while_it_writes,
+    recovery_that_is_left_twice,
     recovery_that_fails,
 ]
 
