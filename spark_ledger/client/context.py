@@ -155,7 +155,7 @@ class ClientContext:
         """
         for bookie_id in command.liars:
             self.suspects.add_liar(bookie_id)
-        taken = set(command.members)
+        taken = set(command.excluded)
         found: dict[int, BookieId] = {}
         quorums, policy = command.quorums, self.directory.policy
         racks: list[str | None] = [self.directory.rack(b) for b in command.ensemble]

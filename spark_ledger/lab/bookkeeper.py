@@ -336,7 +336,7 @@ class LedgerProducer:
         away = TIMEOUT_S * 2
         free = [
             bookie
-            for bookie in self._healthy(command.members)
+            for bookie in self._healthy(command.excluded)
             if self._now - self._failed_at.get(bookie, -away) >= away
         ]
         chosen = dict(zip(command.indexes, free, strict=False))

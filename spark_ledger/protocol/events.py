@@ -255,16 +255,17 @@ class FailEntries(NamedTuple):
 
 
 class ChooseBookies(NamedTuple):
-    """Find bookies for indexes: not ``members``, and one of ``failed`` only if it works again.
+    """Find bookies for indexes: not ``excluded``, and one of ``failed`` only if it works again.
 
-    A failed bookie may return to its own index (rule P10), never to another: ``failed`` says which.
+    ``excluded``: the members, and others that failed here before and stay away (rule P10). A failed
+    member may return to its own index, never to another: ``failed`` says which.
     Those of ``silent`` have not failed (rule P11): who is not replaced, and alive, is waited for.
     ``liars`` spoke of a fence that is not there (rule P18): new ledgers should do without them.
     ``ensemble``, in order, and ``quorums`` say whose copies are to be in different racks (P21).
     """
 
     indexes: tuple[int, ...]
-    members: frozenset[BookieId]
+    excluded: frozenset[BookieId]
     failed: Mapping[int, BookieId]
     silent: Mapping[int, BookieId]
     ensemble: tuple[BookieId, ...]

@@ -69,7 +69,7 @@ class EnsembleMember:
         self.retry_at = now
         """A failed member without a replacement: when to look for one again."""
         self.return_at = now
-        """A failed member: before that it does not get its own index back (rule P10)."""
+        """A failed member: before that it gets no index back while others suffice (rule P10)."""
         self.silent_since = now
         """When the bookie last had nothing to answer, or answered anything."""
         self.owed_from = last_confirmed + 1
@@ -141,7 +141,8 @@ class EnsembleMember:
 
 
 def return_delay_s(failures: int) -> float:
-    """How long a bookie that failed ``failures`` times before stays away from its index."""
+    """How long a bookie that failed ``failures`` times before stays away from its ensemble."""
     if not failures:
         return 0.0
-    return float(min(BOOKIE_RETURN_DELAY_S * 2 ** (failures - 1), BOOKIE_RETURN_DELAY_S_MAX))
+    doubled = min(failures - 1, 10)  # as many as matter: no float holds 2 ** 1024
+    return float(min(BOOKIE_RETURN_DELAY_S * 2**doubled, BOOKIE_RETURN_DELAY_S_MAX))

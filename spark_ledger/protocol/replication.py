@@ -28,6 +28,7 @@ from spark_ledger.protocol.quorum import (
     confirmed_end,
     last_entry_of_index,
 )
+from spark_ledger.protocol.replaced import Replaced
 from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, Quorums
 
 _NOBODY: Final[frozenset[int]] = frozenset()
@@ -66,6 +67,7 @@ class Replication:
         """When that was asked."""
         self._failures: dict[BookieId, int] = {}
         """How often a bookie failed since it last worked for as long as a failure keeps it away."""
+        self._replaced = Replaced()
 
     # -- state -------------------------------------------------------------------------------------
 
@@ -362,7 +364,7 @@ class Replication:
         members = self._members
         return ChooseBookies(
             indexes=self._asked,
-            members=frozenset(member.bookie_id for member in members),
+            excluded=self._excluded(now),
             failed={i: members[i].bookie_id for i in due if self._may_return(members[i], now)},
             silent={i: members[i].bookie_id for i in silent},
             ensemble=tuple(member.bookie_id for member in members),
@@ -371,6 +373,12 @@ class Replication:
                 member.bookie_id for member in members if member.status is BookieStatus.FENCED
             ),
         )
+
+    def _excluded(self, now: float) -> frozenset[BookieId]:
+        """Who may not take another's place: members, and who failed here and stays away. Where
+        nothing goes on, whoever answers may (rule P10)."""
+        members = frozenset(member.bookie_id for member in self._members)
+        return members | self._replaced.staying_away(now) if self.can_confirm() else members
 
     def _may_return(self, member: EnsembleMember, now: float) -> bool:
         """Whether a failed bookie may have its own index back, if nobody else takes it (rule P10).
@@ -426,8 +434,10 @@ class Replication:
         (rule P8).
         """
         assert last_confirmed <= self._last_pushed, "What is confirmed was pushed."
+        left = [self._members[index] for index in replacements]
+        assert all(member.failed for member in left), "Only failed members are replaced."
+        self._replaced.add(left, now)
         for index, bookie_id in replacements.items():
-            assert self._members[index].failed, "Only failed members are replaced."
             self._members[index] = EnsembleMember(bookie_id, last_confirmed, now)
         commands: list[Command] = []
         for index, bookie_id in sorted(replacements.items()):

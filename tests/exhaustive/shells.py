@@ -272,7 +272,7 @@ class _Run:
                 shell.failed_before |= frozenset(command.failed.values())
                 failed = tuple(command.failed.items())
                 avoided = shell.failed_before
-                self._send("choose", Choose(command.indexes, command.members, failed, avoided))
+                self._send("choose", Choose(command.indexes, command.excluded, failed, avoided))
             case _:
                 self._tell(command)
 

@@ -277,7 +277,7 @@ class Client:
         writable = self.world.writable()
         if command is not None:
             self._failed_before.update(command.failed.values())
-            free = [name for name in writable if name not in command.members]
+            free = [name for name in writable if name not in command.excluded]
             free.sort(key=self._failed_before.__contains__)
             for bookie_index in command.indexes:
                 if free:

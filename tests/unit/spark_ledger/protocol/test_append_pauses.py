@@ -72,7 +72,7 @@ def test_a_bookie_whose_disk_hangs_for_a_minute_returns_three_times_at_most() ->
 def test_return_delays_double_up_to_a_bound() -> None:
     assert return_delay_s(0) == 0
     assert [return_delay_s(n) for n in (1, 2, 3)] == [BOOKIE_RETURN_DELAY_S * f for f in (1, 2, 4)]
-    assert return_delay_s(50) == BOOKIE_RETURN_DELAY_S_MAX
+    assert return_delay_s(50) == return_delay_s(5000) == BOOKIE_RETURN_DELAY_S_MAX
 
 
 def fail_twice(writer: Writer, worked_for_s: float) -> ChooseBookies:

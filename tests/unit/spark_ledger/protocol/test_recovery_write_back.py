@@ -32,7 +32,7 @@ def test_replacements_stay_in_memory_until_the_close() -> None:
     recoverer = found_one()
     assert recoverer.end(2, NO, 1) == [], "the end is known already"
     asked = one(recoverer.fail(1, "b1"), ChooseBookies)
-    assert asked.indexes == (1,) and asked.members == set(ids("b0 b1 b2"))
+    assert asked.indexes == (1,) and asked.excluded == set(ids("b0 b1 b2"))
     assert recoverer.fail(1, "b1") == [], "known already"
     recoverer.ack(0, "b0", 0)
     assert recoverer.ack(2, "b2", 0) == [], "nothing is confirmed during a change"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from spark_ledger.limits.client import BOOKIE_RETURN_DELAY_S
 from spark_ledger.protocol.events import (
     AddFailed,
     BookiesChosen,
@@ -221,3 +222,57 @@ def test_failure_that_stops_the_ledger_looks_again_for_all_that_may_come_back_ea
     assert replication.fail(down(1, B1), 2.0, 10.0)
     assert not replication.can_confirm()
     assert replication.failed_due(2.0) == looked_for
+
+
+def swap(replication: Replication, leaves: BookieId, comes: BookieId, now: float) -> None:
+    """The bookie fails for a reason that a restart may end; a second later another comes."""
+    index = replication.bookies.index(leaves)
+    assert replication.fail(AddFailed(index, leaves, BookieStatus.IO_ERROR), now, 1.0)
+    replication.choose(now + 1.0)
+    replacements, _ = replication.chosen(BookiesChosen({index: comes}), now + 1.0, 1.0)
+    replication.install(replacements, -1, now + 1.0)
+
+
+def excluded(replication: Replication, fails: BookieId, now: float) -> set[BookieId]:
+    """Who is no member, and may not take the place of one that failed a second before."""
+    index = replication.bookies.index(fails)
+    assert replication.fail(AddFailed(index, fails, BookieStatus.IO_ERROR), now - 1.0, 1.0)
+    asked = replication.choose(now).excluded
+    replication.chosen(BookiesChosen({}), now, 1.0)
+    assert asked.issuperset(replication.bookies)
+    return set(asked.difference(replication.bookies))
+
+
+def swapped() -> Replication:
+    """b1 failed at second 1 and 5, b3 that took its place at second 3."""
+    replication = make()
+    replication.push(0, 0.0)
+    swap(replication, B1, B3, 1.0)
+    swap(replication, B3, B1, 3.0)
+    swap(replication, B1, B3, 5.0)
+    return replication
+
+
+def test_two_that_take_each_others_place_stay_away_as_one_does_from_its_own() -> None:
+    """Each is a new member every time, and would be put in again as fast as it fails (rule P10)."""
+    returns = 5.0 + BOOKIE_RETURN_DELAY_S
+    assert excluded(swapped(), B3, returns - 0.1) == {B1}
+    assert excluded(swapped(), B3, returns) == set()
+    replication = swapped()
+    swap(replication, B3, B1, returns)
+    swap(replication, B1, B3, returns + 2.0)
+    assert excluded(replication, B3, returns + 1.9 + 2 * BOOKIE_RETURN_DELAY_S) == {B1}
+
+
+def test_bookie_that_failed_once_may_take_anothers_place_at_once() -> None:
+    """It may have been restarted meanwhile."""
+    replication = make()
+    replication.push(0, 0.0)
+    swap(replication, B1, B3, 1.0)
+    assert excluded(replication, B2, 3.0) == set()
+
+
+def test_where_nothing_goes_on_whoever_answers_may_take_a_place() -> None:
+    replication = swapped()
+    assert excluded(replication, B0, 8.0) == {B1}
+    assert excluded(replication, B2, 9.5) == set()
