@@ -214,7 +214,7 @@ class AppendMachine:
             case MetadataConflict():
                 return self._on_conflict(event, now)
             case MetadataFailed():
-                return self._on_metadata_failed(event)
+                return self._on_metadata_failed(event, now)
             case MetadataRead() | MetadataUnread():
                 return self._on_looked(event, now)
             case Close():
@@ -260,10 +260,9 @@ class AppendMachine:
     def _confirm(self) -> list[Command]:
         """Move LAC as far as the acknowledgements allow; never while an ensemble change is written.
 
-        The new fragment starts at LAC + 1 as of when it was computed (rule P7). Were LAC to move
-        from then on, entries confirmed on the old bookies would belong to a fragment that names
-        others (apache/bookkeeper #4651). While bookies are only being looked for nothing is
-        computed yet: what members that stay hold is confirmed, whatever a probe takes (rule P4).
+        The new fragment starts at LAC + 1 as of when it was computed (rule P7): from then on, what
+        the old bookies hold belongs to one that names others (apache/bookkeeper #4651). While they
+        are only looked for, what members that stay hold is confirmed (rule P4).
         """
         if self._phase is Phase.WRITING:
             end = self._replication.confirmed_end()
@@ -315,9 +314,8 @@ class AppendMachine:
     def _on_chosen(self, event: BookiesChosen, now: float) -> list[Command]:
         if self._phase is not Phase.CHOOSING:
             return []
-        self._replacements, closing = self._replication.chosen(
-            event, now, self._limits.replacement_retry_s
-        )
+        retry_s = self._limits.replacement_retry_s
+        self._replacements, closing = self._replication.chosen(event, now, retry_s)
         return closing + (self._write_change(now) if self._replacements else self._end_change(now))
 
     def _write_change(self, now: float) -> list[Command]:
@@ -330,7 +328,7 @@ class AppendMachine:
             return self._stop(append_errors.ensemble_changed(self._metadata.ledger_id))
         fragments = with_ensemble(self._metadata.fragments, first_entry, bookies)
         if len(fragments) > FRAGMENTS_MAX:
-            return self._give_up(f"the ledger has {FRAGMENTS_MAX} fragments, the most allowed")
+            return self._no_room(f"the ledger has {FRAGMENTS_MAX} fragments, the most allowed", now)
         wanted = self._metadata.with_changes(fragments=fragments)
         self._enter(Phase.CHANGING)
         if wanted == self._metadata:
@@ -347,14 +345,22 @@ class AppendMachine:
     def _end_change(self, now: float) -> list[Command]:
         """Nothing is being changed any more: look for newer failures, else confirm again.
 
-        Confirming is not skipped when the change replaced nothing, or a writer could wait for ever:
-        acknowledgements that came during the change were counted and confirmed nothing (rule P8).
-        A newer failure is handled first, if it may be: its bookie may be one that LAC relies on.
+        Also when the change replaced nobody: what was acknowledged during it has confirmed nothing
+        (rule P8). A newer failure comes first, if it may: LAC may rely on its bookie.
         """
         self._enter(Phase.WRITING)
         newer = not self._fence.is_open and self._replication.failed_due(now)
         commands = [] if newer else self._confirm()  # also what bookies stored before they failed
         return commands + self._change_if_needed(now)
+
+    def _no_room(self, reason: str, now: float) -> list[Command]:
+        """The metadata take no other fragment: go on without, while AQ is in reach (rule P10)."""
+        is_stored = self._metadata.last_fragment.bookies == self._replication.bookies
+        if not (is_stored and self._replication.can_confirm()):
+            return self._give_up(reason)
+        self._replacements = {}
+        self._replication.retry_late(now)
+        return self._end_change(now)
 
     def _give_up(self, reason: str) -> list[Command]:
         """Failed bookies cannot be replaced: fail what is pending, close the ledger at LAC. Nobody
@@ -394,13 +400,13 @@ class AppendMachine:
         if self._phase not in (Phase.CHANGING, Phase.CLOSING):
             return []
         if (error := append_errors.went_back(self._metadata, self._version, event)) is not None:
-            return self._on_metadata_failed(MetadataFailed(error))
+            return self._on_metadata_failed(MetadataFailed(error), now)
         stored, wanted = event.metadata, self._wanted
         self._wanted = None
         if stored == wanted:
             return self._on_written(stored, event.version, now)  # ours: its reply was lost
         self._metadata, self._version = stored, event.version
-        if self._phase is Phase.CLOSING and stored.is_closed and self._is_our_end(stored):
+        if self._phase is Phase.CLOSING and self._lengths.is_end(stored, self._last_add_confirmed):
             return self._finished()  # a recovery closed it where this writer would have
         if stored.state is not LedgerState.OPEN:
             return self._withdraw(stored)
@@ -417,7 +423,7 @@ class AppendMachine:
         self._enter(Phase.CLOSED)
         return [Failed(error)] if self._close_requested else []
 
-    def _on_metadata_failed(self, event: MetadataFailed) -> list[Command]:
+    def _on_metadata_failed(self, event: MetadataFailed, now: float) -> list[Command]:
         wanted, self._wanted = self._wanted, None
         is_refused = isinstance(event.error, ConfigurationError)  # no room, and nothing was written
         if self._phase is Phase.CLOSING:
@@ -428,7 +434,7 @@ class AppendMachine:
         if self._phase is not Phase.CHANGING:
             return []
         if is_refused:
-            return self._give_up(f"their replacement cannot be stored ({event.error})")
+            return self._no_room(f"their replacement cannot be stored ({event.error})", now)
         return self._stop(append_errors.change_not_stored(self._metadata.ledger_id, event.error))
 
     # -- close -------------------------------------------------------------------------------------
@@ -469,11 +475,6 @@ class AppendMachine:
         end = self._last_add_confirmed
         return closed(self._metadata, last_entry=end, length=self._lengths.at(end))
 
-    def _is_our_end(self, stored: LedgerMetadata) -> bool:
-        """Whether another client closed it with just what this writer confirmed, in bytes too."""
-        end = self._last_add_confirmed
-        return stored.last_entry_id == end and stored.length == self._lengths.at(end)
-
     def _finished(self) -> list[Command]:
         assert self._metadata.is_closed, "A writer has finished when its ledger is closed."
         self._enter(Phase.CLOSED)
@@ -489,8 +490,7 @@ class AppendMachine:
         commands = replication.resume(now)
         failing, asked = replication.silence(now, limits.add_timeout_s, limits.stalled_wait_s)
         if not self.has_room:
-            # Slow is not failed (rule P11), until it stops producers: then the bookies that the
-            # ack quorum can do without are given up early.
+            # Slow is failed once it stops producers and can be done without (rule P11).
             failing.update(replication.spare_indexes(now, silence_s, failing))
         commands += replication.fail_silent(failing, now, retry_s, limits.stalled_wait_s)
         commands += self._change_if_needed(now, asked)  # one change for all of them

@@ -56,7 +56,7 @@ TRANSITIONS: Final[Mapping[Phase, Mapping[Phase, tuple[type, ...]]]] = {
         Phase.CLOSED: _STOPS,
     },
     Phase.CHANGING: {
-        Phase.WRITING: _CHANGE_ENDS,
+        Phase.WRITING: (MetadataFailed, *_CHANGE_ENDS),
         Phase.CHANGING: (MetadataConflict,),
         Phase.CLOSING: (MetadataConflict, MetadataFailed, Close),
         Phase.CLOSED: (MetadataConflict, MetadataFailed, *_STOPS),
@@ -73,5 +73,5 @@ The way back to WRITING leads through the end of a change only, and nothing lead
 a ledger whose close was asked for may be closed already (rule P17). CHANGING follows itself when
 the compare-and-set lost against a repair of an older fragment and is done again. BookiesChosen ends
 a change without a metadata write when it replaces nobody, or puts a failed bookie back at its own
-index from the same entry on (rule P10).
+index from the same entry on (rule P10). So does MetadataFailed when the metadata have no room.
 """

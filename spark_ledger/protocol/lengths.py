@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from itertools import accumulate, islice
 from typing import Final
 
+from spark_ledger.types import LedgerMetadata
+
 
 class Lengths:
     """Cumulative payload bytes at each entry, from the last one that nobody asks about any more.
@@ -59,3 +61,8 @@ class Lengths:
         if count >= self._FORGET_AT_ONCE:
             del self._at[:count]
             self._base = entry_id
+
+    def is_end(self, stored: LedgerMetadata, end: int) -> bool:
+        """Whether a ledger was closed by somebody with just what its writer confirmed, in bytes
+        too: ``end`` is that writer's last add confirmed."""
+        return stored.is_closed and stored.last_entry_id == end and stored.length == self.at(end)

@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 from spark_ledger.limits.bookie import BOOKIE_REFRESH_INTERVAL_S
-from spark_ledger.limits.client import BOOKIE_RETURN_DELAY_S, BOOKIE_RETURN_DELAY_S_MAX
+from spark_ledger.limits.client import (
+    BOOKIE_RETURN_DELAY_S,
+    BOOKIE_RETURN_DELAY_S_MAX,
+    BUSY_RETRY_S,
+    BUSY_RETRY_S_MAX,
+)
 from spark_ledger.types import BookieId, BookieStatus
 
 _SILENT: Final = (BookieStatus.TIMEOUT, BookieStatus.STALLED)
@@ -131,9 +136,14 @@ class EnsembleMember:
         self.stalled = True
         self.silent_since = float("-inf")
 
-    def pause(self, until: float, now: float) -> None:
-        """The bookie is busy: nothing that was sent and not acknowledged was decided (rule P11)."""
-        self.paused_until = until
+    def pause(self, chance: float, now: float) -> None:
+        """The bookie is busy: nothing that was sent and not acknowledged was decided (rule P11).
+
+        ``chance``, from 0 to 1: up to half as long again, so that writers which were refused
+        together come back apart.
+        """
+        pause_s = min(BUSY_RETRY_S * 2 ** min(self.pauses, 10), BUSY_RETRY_S_MAX)
+        self.paused_until = now + pause_s * (1 + chance / 2)
         self.pauses += 1
         self.sent_to = self.acked_to
         if not self.stalled:  # busy because nothing moves: as good as silent, whatever it says

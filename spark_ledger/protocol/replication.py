@@ -12,7 +12,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
-from spark_ledger.limits.client import BOOKIE_RETURN_DELAY_S, BUSY_RETRY_S, BUSY_RETRY_S_MAX
+from spark_ledger.limits.client import BOOKIE_RETURN_DELAY_S, BOOKIE_RETURN_DELAY_S_MAX
 from spark_ledger.protocol.events import (
     AddFailed,
     BookiesChosen,
@@ -241,10 +241,8 @@ class Replication:
         member = self._members[index]
         if member.bookie_id != bookie_id or member.failed or member.paused_until is not None:
             return []
-        pause_s = min(BUSY_RETRY_S * 2**member.pauses, BUSY_RETRY_S_MAX)
-        # Up to half as long again, so that writers which were refused together come back apart:
-        # what they have pushed differs, and is as good as chance here.
-        member.pause(now + pause_s * (1 + self._last_pushed * 0.618034 % 1 / 2), now)
+        # What writers that are refused together have pushed differs: it is as good as chance here.
+        member.pause(self._last_pushed * 0.618034 % 1, now)
         return [CloseAppender(index)]
 
     def resume(self, now: float) -> list[Command]:
@@ -265,6 +263,12 @@ class Replication:
         for member in self._members:
             member.retry_at = min(member.retry_at, now)
             member.return_at = min(member.return_at, now)
+
+    def retry_late(self, now: float) -> None:
+        """Nobody can take the places of those that failed: look again in minutes."""
+        for member in self._members:
+            if member.failed:
+                member.retry_at = now + BOOKIE_RETURN_DELAY_S_MAX
 
     def silent_indexes(self, now: float, silence_s: float) -> list[int]:
         """Live members that owe an acknowledgement and have given none for so long (rule P11)."""

@@ -16,6 +16,7 @@ from spark_ledger.errors import (
     NotEnoughBookiesError,
     UnauthorizedError,
 )
+from spark_ledger.limits.client import BOOKIE_RETURN_DELAY_S_MAX
 from spark_ledger.protocol import append
 from spark_ledger.protocol.append_phases import Phase
 from spark_ledger.protocol.events import (
@@ -280,7 +281,9 @@ def test_a_ledger_has_a_bounded_number_of_fragments(monkeypatch: pytest.MonkeyPa
     writer.ack_all()
     writer.add()
     writer.fail(1)
-    commands = writer.choose(i1="b3")
+    assert writer.choose(i1="b3") == [], "the others suffice"
+    one(writer.fail(2), ChooseBookies)
+    commands = writer.choose(i2="b3")
     assert "the most allowed" in str(one(commands, FailEntries).error)
     assert one(commands, WriteMetadata).metadata.last_entry_id == 1
 
@@ -312,13 +315,47 @@ def test_too_many_fragments_after_a_conflict(monkeypatch: pytest.MonkeyPatch) ->
     assert one(writer.conflict(stored), WriteMetadata).metadata.is_closed
 
 
-def test_change_for_which_the_metadata_have_no_room_ends_the_ledger_at_what_is_confirmed() -> None:
-    """Nothing was written: it is as with the most fragments (rule P10)."""
+def without_room() -> Writer:
+    """b1 failed while entry 2 waits, and the metadata take no other fragment."""
     writer = Writer()
     writer.add(2)
     writer.ack_all()
     writer.add()
     change_of_index_1(writer)
+    assert not writer.metadata_failed(ConfigurationError("its metadata need 300000 bytes"))
+    return writer
+
+
+def test_writer_whose_metadata_are_full_goes_on_while_the_ack_quorum_is_met() -> None:
+    writer = without_room()
+    writer.ack(0, 2)
+    assert one(writer.ack(2, 2), ConfirmEntries).last == 2
+    for second in range(int(BOOKIE_RETURN_DELAY_S_MAX)):
+        commands = writer.tick(float(second)) + writer.add()
+        assert not only(commands, ChooseBookies) and not only(commands, WriteMetadata)
+        last = writer.machine.last_add_pushed
+        writer.ack(0, last)
+        assert one(writer.ack(2, last), ConfirmEntries).last == last
+    assert writer.machine.failed_indexes == {1}
+    writer.now = BOOKIE_RETURN_DELAY_S_MAX
+    assert one(writer.add(), ChooseBookies).indexes == (1,), "another may have made room"
+
+
+def test_what_was_stored_during_a_change_that_has_no_room_is_confirmed_at_its_end() -> None:
+    writer = Writer()
+    writer.add()
+    change_of_index_1(writer)
+    writer.ack(0, 0)
+    assert writer.ack(2, 0) == []
+    full = ConfigurationError("its metadata need 300000 bytes")
+    assert writer.metadata_failed(full) == [ConfirmEntries(EntryId(0))]
+
+
+def test_change_for_which_the_metadata_have_no_room_ends_the_ledger_where_it_is_needed() -> None:
+    """Nothing was written: it is as with the most fragments (rule P10)."""
+    writer = without_room()
+    one(writer.fail(2), ChooseBookies)
+    one(writer.choose(i2="b4"), WriteMetadata)
     commands = writer.metadata_failed(ConfigurationError("its metadata need 300000 bytes"))
     error = one(commands, FailEntries).error
     assert type(error) is EnsembleLostError

@@ -176,7 +176,7 @@ def look_whether_a_fence_is_real() -> None:
 def reach_the_most_fragments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs in which the fragments that are allowed are used up, by this writer and by another."""
     for choose_first in (False, True):
-        writer = writer_with_an_entry()
+        writer = writer_with_an_entry((3, 3, 2) if choose_first else (2, 2, 2))
         writer.ack_all()
         writer.add()
         writer.fail(1)
@@ -189,6 +189,7 @@ def reach_the_most_fragments(monkeypatch: pytest.MonkeyPatch) -> None:
             else:
                 writer.choose(i1="b3")
     changing().metadata_failed(ConfigurationError("too large"))
+    changing_one_of_two()[0].metadata_failed(ConfigurationError("too large"))
 
 
 def test_writer_takes_every_change_of_its_table(
