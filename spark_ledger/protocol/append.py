@@ -74,7 +74,7 @@ class AppendMachine:
         self._last_add_pushed: EntryId = NO_ENTRY
         self._limits = limits = limits or AppendLimits()
         quorums, bookies = metadata.quorums, metadata.last_fragment.bookies
-        self._replication = Replication(quorums, bookies, NO_ENTRY, now)
+        self._replication = Replication(quorums, bookies, NO_ENTRY, now, limits.stalled_wait_s)
         self._lengths = Lengths()
         self._announcements = Announcements(now, limits.explicit_lac_delay_s, quorums)
         self._fence = FenceQuestion()

@@ -41,6 +41,7 @@ class EnsembleMember:
         "failed",
         "hopeless",
         "installed_at",
+        "outwaited",
         "owed_from",
         "owing_since",
         "paused_until",
@@ -66,6 +67,8 @@ class EnsembleMember:
         """What it said when it failed."""
         self.hopeless = False
         """It failed after all the time that it is waited for where nothing goes on without it."""
+        self.outwaited = False
+        """It failed after all the time that a member is waited for which stores nothing."""
         self.stalled = False
         """It said that its disk does not move, and has acknowledged nothing since."""
         self.installed_at = now

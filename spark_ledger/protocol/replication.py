@@ -12,7 +12,11 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
-from spark_ledger.limits.client import BOOKIE_RETURN_DELAY_S, BOOKIE_RETURN_DELAY_S_MAX
+from spark_ledger.limits.client import (
+    BOOKIE_RETURN_DELAY_S,
+    BOOKIE_RETURN_DELAY_S_MAX,
+    STALLED_BOOKIES_WAIT_S,
+)
 from spark_ledger.protocol.events import (
     AddFailed,
     BookiesChosen,
@@ -51,7 +55,12 @@ class Replication:
     """
 
     def __init__(
-        self, quorums: Quorums, bookies: Sequence[BookieId], last_confirmed: int, now: float
+        self,
+        quorums: Quorums,
+        bookies: Sequence[BookieId],
+        last_confirmed: int,
+        now: float,
+        wait_s: float = STALLED_BOOKIES_WAIT_S,
     ) -> None:
         assert len(bookies) == quorums.ensemble_size, "An ensemble has E members."
         assert len(set(bookies)) == len(bookies), "A bookie stands at one index only."
@@ -67,7 +76,7 @@ class Replication:
         """When that was asked."""
         self._failures: dict[BookieId, int] = {}
         """How often a bookie failed since it last worked for as long as a failure keeps it away."""
-        self._replaced = Replaced()
+        self._replaced = Replaced(wait_s)
 
     # -- state -------------------------------------------------------------------------------------
 
@@ -223,12 +232,13 @@ class Replication:
     def fail_silent(
         self, indexes: Iterable[int], now: float, retry_s: float, wait_s: float
     ) -> list[Command]:
-        """Members that acknowledge nothing for too long fail, all in one step, so that one ensemble
-        change replaces them all (rule P11). ``wait_s``: see ``silence``."""
+        """Members that acknowledge nothing for too long fail, for one ensemble change that replaces
+        them all (rule P11). ``wait_s``: see ``silence``."""
         commands: list[Command] = []
         for index in sorted(indexes):
             member = self._members[index]
             member.hopeless = now - member.owing_since >= wait_s
+            member.outwaited = now - member.owing_since >= self._replaced.wait_s
             status = BookieStatus.STALLED if member.stalled else BookieStatus.TIMEOUT
             failed = self.fail(AddFailed(index, member.bookie_id, status), now, retry_s)
             assert failed, "Only a live member is silent."
@@ -338,12 +348,10 @@ class Replication:
     def spare_indexes(
         self, now: float, silence_s: float, failing: Collection[int] = ()
     ) -> list[int]:
-        """Silent members that can be spared: without them, and without those that are ``failing``,
-        every entry still gets AQ copies.
+        """Silent members without whom, and without those ``failing``, every entry gets AQ copies.
 
-        Those that answer have to suffice: when so many are silent that nothing is confirmed, giving
-        them up would not help, and might cost the ledger. All silent members are looked at
-        together, because each alone may be spared where all of them may not (rule P11).
+        Else giving them up would not help, and might cost the ledger. All are looked at together:
+        each alone may be spared where all of them may not (rule P11).
         """
         silent = self.silent_indexes(now, silence_s)
         if not can_confirm(self.failed_indexes.union(silent, failing), self._quorums):
@@ -380,16 +388,15 @@ class Replication:
 
     def _excluded(self, now: float) -> frozenset[BookieId]:
         """Who may not take another's place: members, and who failed here and stays away. Where
-        nothing goes on, whoever answers may (rule P10)."""
-        members = frozenset(member.bookie_id for member in self._members)
-        return members | self._replaced.staying_away(now) if self.can_confirm() else members
+        nothing goes on, whoever answers may (rule P10), but for who has had its time (rule P11)."""
+        excluded = self._replaced.outwaited(self.confirmed_end()).union(self.bookies)
+        return excluded | self._replaced.staying_away(now) if self.can_confirm() else excluded
 
     def _may_return(self, member: EnsembleMember, now: float) -> bool:
         """Whether a failed bookie may have its own index back, if nobody else takes it (rule P10).
 
-        It stays away for a while. But where the ledger would end without it, it may come back at
-        once, if it has worked here, or was given up for being silent: neither can go round in a
-        circle faster than it takes to work, or to be silent.
+        Where the ledger would end without it, it may at once, if it has worked here, or was given
+        up for being silent: neither goes round faster than it takes to work, or to be silent.
         """
         if member.return_at <= now:
             return True
@@ -440,14 +447,14 @@ class Replication:
         assert last_confirmed <= self._last_pushed, "What is confirmed was pushed."
         left = [self._members[index] for index in replacements]
         assert all(member.failed for member in left), "Only failed members are replaced."
-        self._replaced.add(left, now)
+        owing_since = self._replaced.add(left, last_confirmed, self._last_pushed, now)
         for index, bookie_id in replacements.items():
             self._members[index] = EnsembleMember(bookie_id, last_confirmed, now)
+            self._members[index].owing_since = owing_since
         commands: list[Command] = []
         for index, bookie_id in sorted(replacements.items()):
             commands.append(OpenAppender(index, bookie_id))
-            # From the last add confirmed on, not from the oldest entry that failed: which of the
-            # unconfirmed entries the old bookie held does not matter any more.
+            # From the last add confirmed on: what the old bookie held above it does not matter.
             commands.extend(self._send(index, last_confirmed + 1))
         # Two indexes with one bookie would count one copy twice (rule P1).
         assert len(set(self.bookies)) == len(self._members), "A bookie stands at one index only."
@@ -475,8 +482,7 @@ class Replication:
         return [SendEntries(index, EntryId(first), EntryId(last))]
 
     def _owes(self, member: EnsembleMember) -> bool:
-        """Whether the bookie has not acknowledged what it was sent, or will be once its pause is
-        over."""
+        """Whether it has not acknowledged what it was sent, or will be once its pause is over."""
         return member.paused_until is not None or member.sent_to > member.acked_to
 
     def _is_asked(self, member: EnsembleMember) -> bool:

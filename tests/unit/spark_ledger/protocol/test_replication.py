@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from spark_ledger.limits.client import BOOKIE_RETURN_DELAY_S
+from spark_ledger.limits.client import (
+    ADD_TIMEOUT_S,
+    BOOKIE_RETURN_DELAY_S,
+    STALLED_BOOKIES_WAIT_S,
+)
 from spark_ledger.protocol.events import (
     AddFailed,
     BookiesChosen,
@@ -276,3 +280,60 @@ def test_where_nothing_goes_on_whoever_answers_may_take_a_place() -> None:
     replication = swapped()
     assert excluded(replication, B0, 8.0) == {B1}
     assert excluded(replication, B2, 9.5) == set()
+
+
+def stood(replication: Replication, last_confirmed: int, since: float) -> Replication:
+    """b1 was replaced by b3 then, while an entry waited."""
+    replication.fail(down(1, B1), since, 1.0)
+    replication.install({1: B3}, last_confirmed, since)
+    return replication
+
+
+def test_bookie_that_is_put_in_late_has_the_time_of_a_silent_one_to_itself() -> None:
+    """Of what its predecessors were waited for the rest, and that at least (rule P11)."""
+    for now, until in ((10.0, STALLED_BOOKIES_WAIT_S), (29.0, 29.0 + ADD_TIMEOUT_S)):
+        replication = make()
+        replication.push(0, 0.0)
+        stood(replication, -1, 0.0)
+        replication.acknowledge(0, B0, 0, 1.0)
+        replication.fail(down(1, B3), now, 1.0)
+        replication.install({1: B1}, -1, now)
+        assert 1 not in replication.owing_indexes(until - 0.1, STALLED_BOOKIES_WAIT_S)
+        assert 1 in replication.owing_indexes(until, STALLED_BOOKIES_WAIT_S)
+
+
+def test_bookie_that_is_put_in_after_something_was_confirmed_has_all_of_the_time() -> None:
+    replication = make()
+    replication.push(0, 0.0)
+    stood(replication, -1, 0.0)
+    replication.push(1, 20.0)
+    replication.fail(down(2, B2), 20.0, 1.0)
+    replication.install({2: B1}, 0, 20.0)
+    assert 2 not in replication.owing_indexes(20.0 + 29.9, STALLED_BOOKIES_WAIT_S)
+
+
+def test_bookie_that_is_put_in_as_all_is_confirmed_begins_no_standstill() -> None:
+    """What was confirmed meanwhile is all there is: no entry waits for an hour."""
+    replication = make()
+    replication.push(0, 0.0)
+    stood(replication, 0, 1.0)
+    replication.push(1, 3600.0)
+    replication.fail(down(1, B3), 3600.0, 1.0)
+    replication.install({1: B1}, 0, 3600.0)
+    assert 1 not in replication.owing_indexes(3629.9, STALLED_BOOKIES_WAIT_S)
+
+
+def test_who_has_had_its_time_takes_no_other_place_until_something_is_confirmed() -> None:
+    """Also not where nothing goes on without it, or two of them would take turns."""
+    replication = make()
+    replication.push(0, 0.0)
+    replication.acknowledge(0, B0, 0, 1.0)
+    replication.fail_silent([1], 30.0, 1.0, STALLED_BOOKIES_WAIT_S)
+    replication.install({1: B3}, -1, 30.0)
+    assert excluded(replication, B3, 500.0) == {B1}
+    assert excluded(replication, B2, 502.0) == {B1} and not replication.can_confirm()
+    replication.install({1: BookieId("b4")}, -1, 502.0)
+    replication.acknowledge(1, BookieId("b4"), 0, 502.1)
+    assert replication.confirmed_end() == 0
+    replication.push(1, 503.0)
+    assert excluded(replication, BookieId("b4"), 505.0) == set()
