@@ -225,7 +225,12 @@ BOOKIE_RECEIVE_SHORT_S: Final = 0.25
 """While memory is short, a request that is not there by then is cut."""
 
 BOOKIE_CONNECTION_LOOK_S: Final = 0.025
-"""How often a bookie looks at messages that do not arrive: gRPC takes in some 30 MiB meanwhile."""
+"""How often a bookie looks for messages that do not arrive, while there are append streams that
+have stored nothing: gRPC takes in some 30 MiB meanwhile."""
+
+BOOKIE_CONNECTION_SOON_S: Final = 0.01
+"""How often while there are some, or requests are on their way: a client that sends as fast as it
+can has 10 MiB taken in meanwhile, and forty of them share that."""
 
 BOOKIE_CONNECTION_IDLE_S: Final = 0.25
 """How often it looks whether there are any: a bookie that has nothing to do sleeps."""
@@ -234,7 +239,7 @@ BOOKIE_CONNECTIONS_LOOKED_AT: Final = 64
 """Append streams that are looked at then: a fifth of a millisecond. Two thousand have their turn
 within a second."""
 
-BOOKIE_REQUEST_LATE_S: Final = 0.02
+BOOKIE_REQUEST_LATE_S: Final = 0.005
 """A request that is not there by then, on a connection that has sent far more than one, is no
 request of ours: they have a few bytes, and come with their call."""
 
