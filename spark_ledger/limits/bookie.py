@@ -136,11 +136,13 @@ BOOKIE_RECEIVING_MAX: Final = 1_024
 connection may have a share of them (`BOOKIE_CONNECTION_SHARE`), then it is ended."""
 
 BOOKIE_LEFTOVERS_MAX: Final = 1_024
-"""Calls that are answered, and whose clients do not even read a few bytes within a second."""
+"""Calls that are answered, and whose clients do not even read a few bytes within seconds."""
 
-BOOKIE_LEFTOVER_S: Final = 1.0
+BOOKIE_LEFTOVER_S: Final = 3.0
 """So long the answer of a call has to be read when there are many of them. Some thousands of long
-polls of one ledger end together, and a busy service loop takes most of this to send the answers."""
+polls of one ledger end together, and a busy service loop takes up to a second to send the answers.
+Whoever reads none connects again, and opens as many calls as it can: with 1 s it was busy with that
+for twice the time."""
 
 BOOKIE_LEFTOVERS_AT_ONCE_MAX: Final = 10_000
 """Of more the oldest are cut at once: above the sum of the bounds of all kinds, so that no calls
