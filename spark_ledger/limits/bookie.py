@@ -136,11 +136,13 @@ BOOKIE_RECEIVING_MAX: Final = 1_024
 connection may have a share of them (`BOOKIE_CONNECTION_SHARE`), then it is ended."""
 
 BOOKIE_LEFTOVERS_MAX: Final = 1_024
-"""Calls that are answered, and whose clients do not even read a few bytes within a second."""
+"""Calls that are answered, and whose clients do not even read a few bytes within seconds."""
 
-BOOKIE_LEFTOVER_S: Final = 1.0
+BOOKIE_LEFTOVER_S: Final = 3.0
 """So long the answer of a call has to be read when there are many of them. Some thousands of long
-polls of one ledger end together, and a busy service loop takes most of this to send the answers."""
+polls of one ledger end together, and a busy service loop takes up to a second to send the answers.
+Whoever reads none connects again, and opens as many calls as it can: with 1 s it was busy with that
+for twice the time."""
 
 BOOKIE_LEFTOVERS_AT_ONCE_MAX: Final = 10_000
 """Of more the oldest are cut at once: above the sum of the bounds of all kinds, so that no calls
@@ -225,7 +227,12 @@ BOOKIE_RECEIVE_SHORT_S: Final = 0.25
 """While memory is short, a request that is not there by then is cut."""
 
 BOOKIE_CONNECTION_LOOK_S: Final = 0.025
-"""How often a bookie looks at messages that do not arrive: gRPC takes in some 30 MiB meanwhile."""
+"""How often a bookie looks for messages that do not arrive, while there are append streams that
+have stored nothing: gRPC takes in some 30 MiB meanwhile."""
+
+BOOKIE_CONNECTION_SOON_S: Final = 0.01
+"""How often while there are some, or requests are on their way: a client that sends as fast as it
+can has 10 MiB taken in meanwhile, and forty of them share that."""
 
 BOOKIE_CONNECTION_IDLE_S: Final = 0.25
 """How often it looks whether there are any: a bookie that has nothing to do sleeps."""
@@ -234,7 +241,7 @@ BOOKIE_CONNECTIONS_LOOKED_AT: Final = 64
 """Append streams that are looked at then: a fifth of a millisecond. Two thousand have their turn
 within a second."""
 
-BOOKIE_REQUEST_LATE_S: Final = 0.02
+BOOKIE_REQUEST_LATE_S: Final = 0.005
 """A request that is not there by then, on a connection that has sent far more than one, is no
 request of ours: they have a few bytes, and come with their call."""
 

@@ -22,6 +22,7 @@ from bookie_server.service.guard.strangers import Orders, Strangers
 from spark_ledger.limits.bookie import (
     BOOKIE_CONNECTION_IDLE_S,
     BOOKIE_CONNECTION_LOOK_S,
+    BOOKIE_CONNECTION_SOON_S,
     BOOKIE_CONNECTIONS_FREE_SHARE,
     BOOKIE_CONNECTIONS_LOOK_S,
     BOOKIE_CONNECTIONS_LOOKED_AT,
@@ -117,8 +118,12 @@ class ClientWatch:
                 pending.cancel()
 
     def _look_again(self) -> None:
-        is_busy = self._parts or self._limits.receiving_for(0.0) or self._has_strangers()
-        delay_s = BOOKIE_CONNECTION_LOOK_S if is_busy else BOOKIE_CONNECTION_IDLE_S
+        if self._strangers or self._limits.receiving_for(0.0):
+            delay_s = BOOKIE_CONNECTION_SOON_S
+        elif self._parts or self._has_strangers():
+            delay_s = BOOKIE_CONNECTION_LOOK_S
+        else:
+            delay_s = BOOKIE_CONNECTION_IDLE_S
         self._timer = call_on_beat(delay_s, self._on_time)
 
     def _on_time(self) -> None:
@@ -167,7 +172,7 @@ class ClientWatch:
         self._weigh(received, held, loop.time())
 
     def _has_strangers(self) -> bool:
-        return bool(self._strangers) or any(not stream.is_known for stream in self._streams())
+        return any(not stream.is_known for stream in self._streams())
 
     def _mute(self, orders: Orders) -> None:
         self._sockets.mute(orders.mute)

@@ -14,6 +14,7 @@ from bookie_server.service.guard.hanging_up import Why
 from spark_ledger.limits.bookie import (
     BOOKIE_CONNECTION_IDLE_S,
     BOOKIE_CONNECTION_LOOK_S,
+    BOOKIE_CONNECTION_SOON_S,
     BOOKIE_CONNECTIONS_LOOK_S,
 )
 from tests.unit.bookie_server.service.guard.test_client_watch import Stream, World
@@ -152,11 +153,16 @@ def test_watch_looks_often_while_there_are_strangers_or_parts_and_seldom_else(
         world.kernel.bytes["writer"], writer.has_waited_s = 0, 0.0
         assert await beats.look() == BOOKIE_CONNECTION_IDLE_S
         new.is_known, world.kernel.bytes["new"] = False, 15_000_000
-        assert await beats.look() == BOOKIE_CONNECTION_LOOK_S
+        assert await beats.look() == BOOKIE_CONNECTION_SOON_S
         assert world.watch._strangers.peers == {"new"}
         world.streams.remove(new)  # its call has ended, and gRPC has what it sent
-        assert await beats.look() == BOOKIE_CONNECTION_LOOK_S
+        assert await beats.look() == BOOKIE_CONNECTION_SOON_S
         del world.kernel.bytes["new"]
+        assert await beats.look() == BOOKIE_CONNECTION_IDLE_S
+        with world.limits.receiving("asks"):
+            assert await beats.look() == BOOKIE_CONNECTION_SOON_S, (
+                "it may send no request, but much"
+            )
         assert await beats.look() == BOOKIE_CONNECTION_IDLE_S
         world.watch.stop()
 
