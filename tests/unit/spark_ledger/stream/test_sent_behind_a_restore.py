@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from spark_ledger.errors import MetadataRestoredError
 from spark_ledger.metadata.base import Operation
 from spark_ledger.stream.catalog import StreamCatalog
+from spark_ledger.stream.model import Commit, Retention
+from spark_ledger.stream.retention import handle, search
+from spark_ledger.stream.retention.handle import StreamRetention
 from spark_ledger.stream.several import commit_to
 from spark_ledger.types import LedgerId
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers, FakeNaming
@@ -38,6 +42,7 @@ class Overtaken:
         self.names = names
         for name in names:
             stream = await self.calm.create(name, SCHEMA)
+            await stream.retention.set_limits(Retention(rows=1))
             await stream.append(table(0))
         self.backup = Backup(self.ledgers)
         for name in names:
@@ -80,5 +85,43 @@ def test_commit_decided_before_a_restore_is_not_sent_behind_it(
                     await commit_to(parts, sink_id="q", transaction_id=7)
         for name in names:
             assert await world.rows(name) == [0, 10, 11, 12]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("who", ["truncate", "apply"])
+def test_truncation_decided_before_a_restore_is_not_sent_behind_it(
+    who: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head that it writes has the rows of the history that was read."""
+
+    async def scenario() -> None:
+        world = Overtaken()
+        await world.begin("a")
+        retention = (await world.streams.open("a")).retention
+        find, keep = StreamRetention._commit_of, search.first_kept
+
+        async def found(*words: Any) -> Commit | None:
+            commit = await find(*words)
+            await world.restore()
+            return commit
+
+        async def kept(*words: Any) -> Commit | None:
+            commit = await keep(*words)
+            await world.restore()
+            return commit
+
+        monkeypatch.setattr(StreamRetention, "_commit_of", found)
+        monkeypatch.setattr(handle, "first_kept", kept)
+        if who == "truncate":
+            await retention.truncate((1,))
+        else:
+            assert await retention.apply(1 << 50) == 1
+        assert world.backup is None, "it was restored meanwhile"
+        fresh = await another(world.ledgers)[1].open("a")
+        assert (await fresh.head()).rows == 4
+        assert await numbers(fresh.read()) == [10, 11, 12]
+        await fresh.append(table(20))
+        assert await world.rows("a") == [10, 11, 12, 20]
 
     run(scenario())
