@@ -32,10 +32,12 @@ from bookie_server.core.identity import (
     DirectoryStart,
     KnownStart,
     Standing,
+    are_of_two_bookies,
     check_places,
     check_starts,
     is_unresolved,
     next_counter,
+    next_nonce,
     standing,
 )
 from bookie_server.registration import check_identity
@@ -130,7 +132,8 @@ class Identity:
             cookie, version = await self._shut_out(cookie, version)
             known = _known(cookie)
             self._check(known, directories)
-        new = BookieStart(next_counter(known, directories), secrets.token_hex(8))
+        nonce = next_nonce(known, directories, secrets.token_hex(8))
+        new = BookieStart(next_counter(known, directories), nonce)
         self.start = known.start
         is_noted = await self._note_pending(known, directories, new)
         if is_noted:
@@ -300,13 +303,7 @@ class Identity:
                 logger.exception("the cluster's cookie of this bookie cannot be read")
                 continue
             if verdict is Standing.REPLACED:
-                there = known.start
-                on_replaced(
-                    f"another process has started as bookie {self._bookie_id!r} (start "
-                    f"{there.counter if there else 0}, this is start "
-                    f"{self.start.counter if self.start else 0}): one of the two runs on a copy of "
-                    "the directories"
-                )
+                on_replaced(self._why_replaced(known.start))
                 return
             is_older = verdict is Standing.CLUSTER_IS_OLDER
             if is_older and not was_older:
@@ -318,6 +315,19 @@ class Identity:
             was_older = is_older
             if is_older:
                 self._accepted_restores = 0
+
+    def _why_replaced(self, there: BookieStart | None) -> str:
+        if are_of_two_bookies(self.start, there):
+            return (
+                f"the cluster knows another bookie as {self._bookie_id!r}: one of the two was "
+                "formatted when the other had left, and ZooKeeper may have been restored since"
+            )
+        return (
+            f"another process has started as bookie {self._bookie_id!r} (start "
+            f"{there.counter if there else 0}, this is start "
+            f"{self.start.counter if self.start else 0}): one of the two runs on a copy of the "
+            "directories"
+        )
 
     async def _look(self) -> Versioned[BookieCookie] | None:
         try:

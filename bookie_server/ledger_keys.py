@@ -21,7 +21,7 @@ from spark_ledger.limits.bookie import (
 )
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.json_nodes import read_node
-from spark_ledger.metadata.ledgers import LedgerStore
+from spark_ledger.metadata.ledgers import read_ledger
 from spark_ledger.metadata.repair_locks import RepairLock, lock_path
 from spark_ledger.types import BookieStatus, LedgerId
 
@@ -37,7 +37,6 @@ class MetadataKeys:
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
-        self._ledgers = LedgerStore(store)
         self._turns = LookupTurns(FIRST_CONTACT_LOOKUPS_MAX, FIRST_CONTACT_LOOKUPS_WAITING_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
         self.found = 0
@@ -53,12 +52,12 @@ class MetadataKeys:
 
     async def _key(self, ledger_id: LedgerId) -> KnownLedger:
         # No older than this call: a ledger that was closed meanwhile takes no adds (rule P25).
-        ledger = (await self._ledgers.read_latest(ledger_id)).value
+        ledger = (await read_ledger(ledger_id, self._store.get_latest)).value
         return KnownLedger(ledger.access_key_hash, ledger.is_closed)
 
     async def _grant(self, ledger_id: LedgerId) -> CopyGrant:
         lock = await read_node(self._store, RepairLock, lock_path(ledger_id))
-        ledger = await self._ledgers.read_latest(ledger_id)
+        ledger = await read_ledger(ledger_id, self._store.get_latest)
         return grant_of(ledger.value, b"" if lock is None else lock.value.key_hash)
 
     def _start(

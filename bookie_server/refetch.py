@@ -17,7 +17,7 @@ from spark_ledger.bookie_api import EntryPage
 from spark_ledger.errors import CorruptionError, LedgerError, NoSuchLedgerError
 from spark_ledger.limits.repair import REFETCH_LEDGERS_AT_ONCE, REFETCH_LOOK_S
 from spark_ledger.metadata.base import MetadataStore
-from spark_ledger.metadata.ledgers import LedgerStore
+from spark_ledger.metadata.ledgers import read_ledger
 from spark_ledger.repair.holes import Hole, hole
 from spark_ledger.repair.nodes import mark
 from spark_ledger.repair.plan import copies_left
@@ -53,7 +53,6 @@ class Refetch:
         self._bookie = bookie
         self._store = store
         self._bookie_id = bookie_id
-        self._ledgers = LedgerStore(store)
         self._asked_to = LedgerId(-1)
         self._task: asyncio.Task[None] | None = None
 
@@ -91,7 +90,7 @@ class Refetch:
         lacks = self._bookie.lacking.of(ledger_id)
         held = await self._held(ledger_id, lacks)
         try:
-            ledger = (await self._ledgers.read_latest(ledger_id)).value
+            ledger = (await read_ledger(ledger_id, self._store.get_latest)).value
         except NoSuchLedgerError:
             if held is None:  # deleted in the metadata, and collected here
                 await self._settle(lacks, lambda _lack: True)

@@ -1,8 +1,9 @@
 """Whether directories are the ones that served last: what a start, and a running bookie, decide.
 
 Pure. Every start of a bookie has a number and a random nonce, noted in each directory and in the
-cluster's cookie (rule S13). So an older copy knows an older start, and a directory that was copied
-is another directory than the one that the last start has noted.
+cluster's cookie (rule S13). The nonce begins with the letters of the bookie's first start. So an
+older copy knows an older start, and a directory that was copied is another directory than the one
+that the last start has noted.
 """
 
 from __future__ import annotations
@@ -69,6 +70,14 @@ def check_starts(bookie_id: str, known: KnownStart, directories: Sequence[Direct
         if directory.knows(known):
             continue
         where, here, there = directory.place.path, directory.current, known.start
+        if are_of_two_bookies(here, there):
+            raise ConfigurationError(
+                f"directory {where} is of another bookie than the one that the cluster knows as "
+                f"{bookie_id}: of the two, one was formatted when the other had left. If ZooKeeper "
+                "was restored from a backup that is older than this one's format, take the other "
+                f"one out with `ledger bookies decommission {bookie_id}`, then run `ledger bookie "
+                "relocate --config FILE`; otherwise format a new bookie"
+            )
         if here is None:
             assert there is not None, "a directory without starts knows a cluster without"
             raise ConfigurationError(
@@ -131,6 +140,28 @@ def check_places(
             raise ConfigurationError(f"directory {now.path} {what}; {_RELOCATE}")
 
 
+def are_of_two_bookies(one: BookieStart | None, other: BookieStart | None) -> bool:
+    """Whether two starts are of two bookies that had one name, one after the other (rule S13).
+
+    All starts of a bookie have the letters of its first one in front; those of older programs have
+    none, and do not tell."""
+    lineages = {_lineage(start) for start in (one, other)}
+    return None not in lineages and len(lineages) == 2
+
+
+def _lineage(start: BookieStart | None) -> str | None:
+    letters, dash, _ = start.nonce.partition("-") if start is not None else ("", "", "")
+    return letters if dash else None
+
+
+def next_nonce(known: KnownStart, directories: Sequence[DirectoryStart], token: str) -> str:
+    """The letters of a new start, behind those of the first start that anybody has noted."""
+    starts = [directory.current for directory in directories]
+    starts += [directory.pending for directory in directories]
+    noted = (_lineage(start) for start in (*starts, known.start))
+    return f"{next((each for each in noted if each is not None), token)}-{token}"
+
+
 def next_counter(known: KnownStart, directories: Sequence[DirectoryStart]) -> int:
     """The number of a new start: above every one that anybody has noted."""
     starts = [known.start]
@@ -151,13 +182,15 @@ def standing(own: BookieStart | None, known: KnownStart | None) -> Standing:
     """What a bookie that serves since start ``own`` is. ``known``: None without a cookie.
 
     A cookie that is older than the bookie says nothing of another process: a store that was
-    restored, or a server that lags. A later start is another process (rule S13).
+    restored, or a server that lags. A later start is another process, and so is any of an earlier
+    bookie of the name, whom a restored store has in place of this one (rule S13).
     """
     if known is not None and known.start == own:
         return Standing.OURS
     if known is None or known.start is None:
         return Standing.CLUSTER_IS_OLDER
-    if own is not None and known.start.counter < own.counter:
+    is_older = own is not None and known.start.counter < own.counter
+    if is_older and not are_of_two_bookies(own, known.start):
         return Standing.CLUSTER_IS_OLDER
     return Standing.REPLACED
 

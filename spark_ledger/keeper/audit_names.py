@@ -22,6 +22,7 @@ from spark_ledger.errors import (
     CorruptionError,
     DataLossError,
     LedgerError,
+    MetadataRestoredError,
     MetadataUnavailableError,
     NoSuchStreamError,
     NotFoundError,
@@ -116,7 +117,7 @@ class NamesReader:
             is_whole = await self._read_on(name)
         except NoSuchStreamError:
             is_whole = True
-        except MetadataUnavailableError:
+        except (MetadataUnavailableError, MetadataRestoredError):
             raise
         except LedgerError as error:
             return self._failing(name, error)

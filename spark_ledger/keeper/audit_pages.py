@@ -14,6 +14,7 @@ from spark_ledger.errors import (
     ConflictError,
     CorruptionError,
     LedgerError,
+    MetadataRestoredError,
     MetadataUnavailableError,
     NoSuchLedgerError,
     NotFoundError,
@@ -247,7 +248,7 @@ class UnnamedPages:
             name, end = self._read.whole[stream_id]
             try:
                 page.deleted += await self._delete_of(name, stream_id, ledger_ids, end)
-            except MetadataUnavailableError:
+            except (MetadataUnavailableError, MetadataRestoredError):
                 raise
             except LedgerError as error:
                 logger.info("ledgers of stream %r are left for the next audit: %s", name, error)

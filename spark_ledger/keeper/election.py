@@ -12,6 +12,7 @@ import socket
 from spark_ledger.errors import (
     ConflictError,
     LedgerError,
+    MetadataUnavailableError,
     NotFoundError,
     OutcomeUnknownError,
     RetryableError,
@@ -32,6 +33,8 @@ class Election:
         self._store = store
         self._me = Elected(host=socket.gethostname(), pid=os.getpid())
         self._epoch = -1
+        self._connection = store.connections
+        """That of the pass, as the store counts; before the first one, of now."""
 
     @property
     def me(self) -> Elected:
@@ -40,9 +43,24 @@ class Election:
 
     @property
     def check(self) -> Check:
-        """The part of a transaction that fails once another keeper was elected."""
+        """The part of a transaction that fails once another keeper was elected. To be asked for as
+        the transaction is sent.
+
+        Raises MetadataUnavailableError if the connection is not that of the pass any more: what was
+        read on it may be of before a restore (rule K6).
+        """
         assert self._epoch >= 0, "elected"
+        if self._connection != self._store.connections:
+            raise MetadataUnavailableError(
+                "the connection to the metadata store broke within a pass of the keeper, which "
+                "changes nothing more; the next pass reads anew"
+            )
         return Check(EPOCH_PATH, self._epoch)
+
+    def is_on_new_connection(self) -> bool:
+        """Whether a pass that begins now is on another connection than the one before."""
+        before, self._connection = self._connection, self._store.connections
+        return self._connection != before
 
     async def win(self, *, wait: bool = True) -> bool:
         """Be elected; with ``wait``, once nobody else is. Outages of the store are waited out.

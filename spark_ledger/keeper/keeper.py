@@ -260,6 +260,8 @@ class Keeper:
         if self._store.restored:
             self._audit.drop()
             raise MetadataRestoredError(self._store.restored)
+        if self._election.is_on_new_connection():
+            self._read_anew()
         listed = frozenset(await self._store.children(OWNERS_PATH))
         work = Pass(self._clock(), listed)
         try:
@@ -281,6 +283,13 @@ class Keeper:
             await self._care_for_streams(is_sweep=self._passes % STREAM_SWEEP_PASSES == 0)
         self._passes += 1
         return work.plan
+
+    def _read_anew(self) -> None:
+        """Forget what was read on a connection of before: the store may have been restored since,
+        without a sign of it, and have other nodes of the same versions (rule K6)."""
+        self._stream_keeper.forget()
+        self._audit.drop()
+        self._owner_of.clear()
 
     async def _care_for_streams(self, *, is_sweep: bool) -> None:
         failed: LedgerError | None = None

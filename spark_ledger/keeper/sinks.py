@@ -7,6 +7,7 @@ sink is taken as it comes, so a record may go once nobody will repeat its last t
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from spark_ledger.errors import ConflictError, DataLossError, NotFoundError
 from spark_ledger.metadata.base import Check, Delete, MetadataStore
@@ -19,7 +20,12 @@ logger = logging.getLogger(__name__)
 
 
 async def forget_sinks(
-    store: MetadataStore, stream: Stream, elected: Check, *, older_than_s: float, now_ms: int
+    store: MetadataStore,
+    stream: Stream,
+    guard: Callable[[], Check],
+    *,
+    older_than_s: float,
+    now_ms: int,
 ) -> int:
     """Remove the records of sinks that have committed nothing for so long; how many.
 
@@ -34,7 +40,7 @@ async def forget_sinks(
             continue
         gone = Delete(nodes.sink_path(record.sink_id), found.version)
         try:
-            await store.transaction([elected, Check(nodes.identity_path(head.stream_id), 0), gone])
+            await store.transaction([guard(), Check(nodes.identity_path(head.stream_id), 0), gone])
         except (ConflictError, NotFoundError) as error:
             logger.info("sink %r stays, it has just changed: %s", record.sink_id, error)
             continue

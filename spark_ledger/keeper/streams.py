@@ -22,6 +22,7 @@ from spark_ledger.errors import (
     CorruptionError,
     DataLossError,
     LedgerError,
+    MetadataRestoredError,
     MetadataUnavailableError,
     NoSuchLedgerError,
     NoSuchStreamError,
@@ -162,9 +163,15 @@ class StreamKeeper:
         """Whether some streams are to be visited at each pass."""
         return bool(self._hurried)
 
+    def forget(self) -> None:
+        """Read anew what earlier sweeps have seen: the store may be another one by now."""
+        self._swept.clear()
+        self._marked = {}
+
     async def sweep(self, *, whole: bool = True) -> None:
         """One visit to each stream, or to those that are in a hurry, for all that there is to do.
-        Raises what the metadata store raises at the listing, and MetadataUnavailableError."""
+        Raises what the metadata store raises at the listing, MetadataUnavailableError, and
+        MetadataRestoredError."""
         self.last_error = ""
         now_ms = await self._time()
         names = await self._store.children(STREAMS_ROOT) if whole else sorted(self._hurried)
@@ -196,8 +203,8 @@ class StreamKeeper:
                     await self._visit(name, config, now_ms)
             except NoSuchStreamError:
                 self._hurried.discard(name)  # deleted meanwhile
-            except MetadataUnavailableError:
-                raise  # the others would wait as long for nothing (rule K6)
+            except (MetadataUnavailableError, MetadataRestoredError):
+                raise  # the others would wait as long for nothing, or go back as well (rule K6)
             except ConflictError as error:
                 # Writers of a busy stream change its nodes meanwhile: that is no fault, unless it
                 # goes on. The next visit has another look.
@@ -241,7 +248,7 @@ class StreamKeeper:
                 self.done["sinks"] += await forget_sinks(
                     self._store,
                     stream,
-                    self._guard(),
+                    self._guard,
                     older_than_s=self._sink_records_s,
                     now_ms=now_ms,
                 )

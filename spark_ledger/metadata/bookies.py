@@ -103,6 +103,8 @@ class BookieRegistry:
         """The session that the node was made in, as ``_session`` counted."""
         self._published_at = ""
         """The path of the node."""
+        self._published_on = 0
+        """The connection that it was last seen on as the only one."""
         self._withdrawn: BookieInfo | None = None
         """What was registered last, while a node of it may be there although it was withdrawn."""
         self._lock = asyncio.Lock()
@@ -200,7 +202,7 @@ class BookieRegistry:
             if info is None:
                 return
             # Read before anything is sent: a session that is lost on the way counts as lost.
-            session = self._session
+            session, connection = self._session, self._store.connections
             path, data = _path(info.state, info.bookie_id), encode_bookie(info)
             await self._make_contact()
             if not (self.registered and await self._update(path, data)):
@@ -210,6 +212,7 @@ class BookieRegistry:
                 if state is not info.state:
                     await self._remove_own(_path(state, info.bookie_id))
             self._published_in, self._published_at = session, path
+            self._published_on = connection
             if self.registered:
                 self._lost_at = -math.inf  # no session of before was in the way
 
@@ -302,7 +305,7 @@ class BookieRegistry:
             try:
                 await self._register_again()
             except BookieReplacedError as error:
-                if not self._may_be_our_last_session():
+                if not self._may_be_an_earlier_session():
                     self._on_replaced(str(error))
                     return
                 await self._pause(error)
@@ -321,21 +324,26 @@ class BookieRegistry:
             return
         if self.registered:
             async with self._lock:
+                connection = self._store.connections
                 await self._make_contact()
                 await self._check_vacant(info.bookie_id)
                 with contextlib.suppress(NotFoundError):
                     await self._store.is_own(self._published_at)
+                    self._published_on = connection
                     return
                 self._published_in = -1
             logger.warning("the registration was deleted: registering again")
         await self._publish()
         logger.info("registered again")
 
-    def _may_be_our_last_session(self) -> bool:
-        """A session was lost, and its node may not have gone yet."""
-        if self.registered or self._lost_at == -math.inf:
-            return False
+    def _may_be_an_earlier_session(self) -> bool:
+        """Whether the other session may be one that ends by itself: a session of ours was lost, or
+        the connection is a new one, and the store was restored from a backup in which the process
+        before this one is still registered (rule S12)."""
         now, connection = asyncio.get_running_loop().time(), self._store.connections
+        if self._lost_at == -math.inf and connection == self._published_on:
+            return False
+        self._published_in = -1
         if self._lost_on != connection:
             self._lost_at, self._lost_on = now, connection
         return now - self._lost_at < self._vacant_in_s

@@ -64,6 +64,22 @@ def is_unreadable(error: LedgerError) -> bool:
     return of_one and not isinstance(error, MetadataRestoredError)
 
 
+async def read_ledger(
+    ledger_id: LedgerId, get: Callable[[str], Awaitable[Versioned[bytes]]]
+) -> Versioned[LedgerMetadata]:
+    """The metadata as ``get`` finds them, a method of the store, whatever was seen of them before:
+    for those who remember nothing of ledgers, as bookies, and go on behind a restore.
+
+    Raises NoSuchLedgerError, CorruptionError, and what the store raises.
+    """
+    path = ledger_path(ledger_id)
+    try:
+        node = await get(path)
+    except NotFoundError as error:
+        raise _no_such_ledger(ledger_id) from error
+    return Versioned(decode_ledger(path, ledger_id, node.value), node.version)
+
+
 class LedgerStore:
     """Ledgers in a metadata store. One per client, on its loop."""
 
@@ -162,22 +178,12 @@ class LedgerStore:
         Raises NoSuchLedgerError, CorruptionError, MetadataRestoredError if they are older than what
         this client has seen.
         """
-        found = await self._read(ledger_id, self._store.get)
+        found = await read_ledger(ledger_id, self._store.get)
         if self._seen.is_older(found):  # of a server that lags, perhaps
-            found = await self._read(ledger_id, self._store.get_latest)
+            found = await read_ledger(ledger_id, self._store.get_latest)
             self._seen.refuse_older(found)
         self._seen.note(found)
         return found
-
-    async def _read(
-        self, ledger_id: LedgerId, get: Callable[[str], Awaitable[Versioned[bytes]]]
-    ) -> Versioned[LedgerMetadata]:
-        path = ledger_path(ledger_id)
-        try:
-            node = await get(path)
-        except NotFoundError as error:
-            raise _no_such_ledger(ledger_id) from error
-        return Versioned(decode_ledger(path, ledger_id, node.value), node.version)
 
     async def read_newest(self, ledger_id: LedgerId) -> Versioned[LedgerMetadata]:
         """As ``read``, but a server that lags behind does not make a new ledger a missing one.
@@ -191,9 +197,9 @@ class LedgerStore:
 
     async def read_latest(self, ledger_id: LedgerId) -> Versioned[LedgerMetadata]:
         """As ``read``, and no older than this call, though the server that answers may lag."""
-        found = await self._read(ledger_id, self._store.get_latest)
+        found = await read_ledger(ledger_id, self._store.get_latest)
         if self._seen.is_older(found):  # than a change that this client made meanwhile, perhaps
-            found = await self._read(ledger_id, self._store.get_latest)
+            found = await read_ledger(ledger_id, self._store.get_latest)
             self._seen.refuse_older(found)
         self._seen.note(found)
         return found

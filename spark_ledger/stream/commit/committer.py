@@ -158,8 +158,7 @@ class Attempt:
         self._list_bytes_max = SEGMENT_LIST_NODE_BYTES_MAX // together
         self._ledgers_max = max(1, LEDGERS_NAMED_BY_COMMIT_MAX // together)
         self._committer = committer
-        self._nodes = committer.nodes
-        self._schemas = committer.schemas
+        self._nodes, self._schemas = committer.nodes, committer.schemas
         self._proposal = proposal
         self._unanswered: Commit | None = None
         """The commit of a transaction that was sent and has no reply: that was lost, or is on its
@@ -300,7 +299,9 @@ class Attempt:
         )
 
     async def _send(self, prepared: Prepared) -> Commit | None:
-        """Send a transaction. None: it failed, or its reply was lost."""
+        """Send a transaction. None: it failed, its reply was lost, or it is outdated."""
+        if prepared.leaves.is_outdated(self._nodes.store):
+            return None
         before, self._unanswered = self._unanswered, prepared.commit
         try:
             await self._nodes.store.transaction([*prepared.operations, *prepared.of_ledgers])
@@ -324,11 +325,10 @@ class Attempt:
 
     def applied(self, prepared: Prepared) -> Commit:
         """The transaction took effect: keep what is known by that."""
-        config = prepared.config
         self._naming.named(prepared.first_named)
         if prepared.grows:
-            self._schemas.grown(config)
-        self._existing.exist(prepared.named, config.version)
+            self._schemas.grown(prepared.config)
+        self._existing.exist(prepared.named, prepared.config.version)
         self._committer.heads.saw(prepared.leaves.head.value, prepared.leaves.connection)
         self._committer.log.remember(prepared.commit, self._list)
         self._committer.readings.left(prepared.leaves)

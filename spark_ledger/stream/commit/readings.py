@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.stream.commit.commit_rules import Proposal
 from spark_ledger.stream.commit.head_reader import HeadReader
 from spark_ledger.stream.concurrency import task_group
@@ -26,6 +27,10 @@ class Reading(NamedTuple):
     connection: int
     """Of the store, by number. Between two of them the store may have been restored from a backup,
     and have given the same version again."""
+
+    def is_outdated(self, store: MetadataStore) -> bool:
+        """Whether its versions may mean other nodes by now. To be asked as they are sent."""
+        return self.connection != store.connections
 
 
 class Readings:
@@ -49,7 +54,7 @@ class Readings:
         """Only where the proposal is new to its sink then: that a transaction was applied before,
         or is older than one that was, is never told from memory (rule T3)."""
         left = self._left
-        if left is None or not self._is_alone or left.connection != self._nodes.store.connections:
+        if left is None or not self._is_alone or left.is_outdated(self._nodes.store):
             return None
         if not proposal.is_remembered:
             return left._replace(sink=None)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 from spark_ledger.errors import (
     ConfigurationError,
@@ -17,9 +15,8 @@ from spark_ledger.errors import (
     MetadataRestoredError,
     NotFoundError,
     OutcomeUnknownError,
-    RetryableError,
 )
-from spark_ledger.limits.stream import HOLDS_MAX, TRUNCATE_TIMEOUT_S
+from spark_ledger.limits.stream import HOLDS_MAX
 from spark_ledger.metadata.base import Check, Create, Operation, Put
 from spark_ledger.stream.commit.commit_log import CommitLog
 from spark_ledger.stream.format import codec
@@ -36,12 +33,9 @@ from spark_ledger.stream.retention.names import LedgerCounts, count_ledgers
 from spark_ledger.stream.retention.reclaim import Deletions, LiveNames, Reclaimer
 from spark_ledger.stream.retention.rules import Hold, first_held, truncated
 from spark_ledger.stream.retention.search import first_kept, first_not_before
+from spark_ledger.stream.retention.tries import Tries
 from spark_ledger.stream.schema_registry import SchemaRegistry
 from spark_ledger.types import Dlsn, LedgerId, Versioned
-
-_BACKOFF_S_MIN: Final = 0.002
-_BACKOFF_S_MAX: Final = 0.2
-"""Pauses between attempts, as those of a commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +182,7 @@ class StreamRetention:
         tries = self._tries()
         while True:
             await tries.begin()
+            connection = self._nodes.store.connections
             await self._schemas.refresh()
             head, holds = await self._head(), await self._holds()
             if position is not None:
@@ -205,7 +200,7 @@ class StreamRetention:
                     f"{hold.name!r} keeps the rows from position {tuple(hold.position)} on; "
                     "truncate before that, or remove the hold"
                 )
-            await self._write_head(head, truncated(head.value, first), holds)
+            await self._write_head(head, truncated(head.value, first), holds, connection)
 
     async def apply(self, now_ms: int, ahead_ms: int | None = None) -> int:
         """Drop what the limits allow and no hold keeps; how many commits. For the keeper.
@@ -220,6 +215,7 @@ class StreamRetention:
         tries = self._tries()
         while True:
             await tries.begin()
+            connection = self._nodes.store.connections
             retention = (await self._schemas.refresh()).retention
             head, holds = await self._head(), await self._holds()
             if dropped_from is None:
@@ -231,7 +227,7 @@ class StreamRetention:
                 first = await self._log.get(number)
             if first is None or first.number <= head.value.earliest_commit:
                 return head.value.earliest_commit - dropped_from
-            await self._write_head(head, truncated(head.value, first), holds)
+            await self._write_head(head, truncated(head.value, first), holds, connection)
 
     async def _commit_of(self, head: Versioned[Head], position: Dlsn | str) -> Commit | None:
         """The commit that has the row at a position; None at the end."""
@@ -260,9 +256,17 @@ class StreamRetention:
         return None if number is None else await self._log.get(number)
 
     async def _write_head(
-        self, before: Versioned[Head], after: Head, holds: Versioned[tuple[Hold, ...]]
+        self,
+        before: Versioned[Head],
+        after: Head,
+        holds: Versioned[tuple[Hold, ...]],
+        connection: int,
     ) -> None:
-        """Replace the head in the version that was read, if no hold came meanwhile (rule T16)."""
+        """Replace the head in the version that was read, if no hold came meanwhile (rule T16), and
+        if it was read over the connection of now: another head may have its version behind a
+        restore (rule T2)."""
+        if connection != self._nodes.store.connections:
+            return
         nodes, config = self._nodes, self._schemas.versioned
         operations: list[Operation] = [
             Check(nodes.identity_path(after.stream_id), 0),
@@ -478,23 +482,3 @@ class StreamRetention:
 
     def _tries(self) -> Tries:
         return Tries(self._nodes.name, self._rng)
-
-
-class Tries:
-    """Attempts with growing pauses, until the caller has what it wants, or time is up."""
-
-    def __init__(self, stream_name: str, rng: random.Random) -> None:
-        self._stream_name = stream_name
-        self._rng = rng
-        self._deadline = asyncio.get_running_loop().time() + TRUNCATE_TIMEOUT_S
-        self._backoff_s = 0.0
-
-    async def begin(self) -> None:
-        """Begin an attempt, after a pause if it is not the first. Raises RetryableError."""
-        if asyncio.get_running_loop().time() > self._deadline:
-            raise RetryableError(
-                f"stream {self._stream_name!r}: other writers won every race for "
-                f"{TRUNCATE_TIMEOUT_S:.0f} s, so it may be as it was; try again"
-            )
-        await asyncio.sleep(self._rng.uniform(0, self._backoff_s))
-        self._backoff_s = min(max(2 * self._backoff_s, _BACKOFF_S_MIN), _BACKOFF_S_MAX)

@@ -314,3 +314,42 @@ async def test_cluster_that_is_older_is_told_once_each_time_that_it_becomes_so(
         logger.removeHandler(handler)
         await running.close()
     assert not told
+
+
+@pytest.mark.parametrize("starts", [1, 2, 3])
+def test_bookie_that_was_formatted_anew_takes_no_place_in_a_backup(starts: int) -> None:
+    """The one before it had left, and comes back with the backup: entries that it had acknowledged
+    are not in the directories of this one."""
+
+    @in_world
+    async def run(world: World) -> None:
+        await (await world.start()).release()
+        before = world.known()
+        store, path = world.tree.open_session(), cookie_path(B)
+        await store.delete(path)
+        anew = await World().prepare()
+        world.cookie = msgspec.structs.replace(anew.cookie, cluster_id=world.cookie.cluster_id)
+        world.files = anew.files
+        await store.create(
+            path, encode_cookie(msgspec.structs.replace(before, start=None, places=()))
+        )
+        for _ in range(starts):
+            running = await world.start()
+        told: list[str] = []
+        running.watch(told.append)
+        await store.put(path, encode_cookie(before), world.tree.get(path).version)
+        assert await accept_newer_starts(store) == [B]
+        async with asyncio.timeout(10):
+            while not told:
+                await asyncio.sleep(0.001)
+        assert "the cluster knows another bookie as 'b'" in told[0]
+        await running.close()
+        assert world.known().start == before.start, "it has not taken its place"
+        with pytest.raises(ConfigurationError, match="is of another bookie than"):
+            await world.start()
+        await store.delete(path)  # the other one is decommissioned, and this one relocated
+        cookie = msgspec.structs.replace(before, start=None, places=(), accepts_newer=True)
+        await store.create(path, encode_cookie(cookie))
+        await world.start()
+
+    run()

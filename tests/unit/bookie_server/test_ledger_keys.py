@@ -12,8 +12,10 @@ from bookie_server.core.copies import CopyGrant
 from bookie_server.core.transitions import KnownLedger
 from bookie_server.ledger_keys import MetadataKeys
 from spark_ledger.bookie_api import Refusal
+from spark_ledger.metadata.ledgers import LedgerStore
 from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
-from spark_ledger.types import BookieStatus, LedgerId, Versioned
+from spark_ledger.types import BookieStatus, LedgerId, LedgerState, Versioned
+from tests.unit.bookie_server.collection.test_orders_of_a_backup import backup_of
 from tests.unit.bookie_server.test_first_contact import L, created
 
 ANSWERS = KnownLedger | CopyGrant | Refusal
@@ -79,5 +81,25 @@ def test_look_ups_that_have_ended_make_room_for_others(
             assert not isinstance(await ask(keys, kind), Refusal)
             assert isinstance(await ask(keys, kind, LedgerId(8)), Refusal)
         assert keys.found == 5, "a ledger that does not exist is not one that was taken"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ledger_that_went_back_in_a_restore_is_looked_up_without_a_new_start(kind: str) -> None:
+    """This bookie has seen it closed, and repair copies it here."""
+
+    async def main() -> None:
+        await created(tree := MemoryTree())
+        restore, keys = backup_of(tree), MetadataKeys(store := tree.open_session())
+        ledgers = LedgerStore(tree.open_session())
+        found = await ledgers.read(L)
+        closed = found.value.with_changes(state=LedgerState.CLOSED)
+        await ledgers.compare_and_set(closed, found.version)
+        assert not isinstance(await ask(keys, kind), Refusal)
+        restore()
+        store.reconnect()
+        assert not isinstance(await ask(keys, kind), Refusal)
+        assert keys.found == 2
 
     asyncio.run(main())

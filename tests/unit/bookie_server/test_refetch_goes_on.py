@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -26,9 +26,16 @@ from spark_ledger.types import (
     LedgerState,
     Quorums,
 )
+from tests.unit.bookie_server.collection.test_orders_of_a_backup import backup_of
 from tests.unit.bookie_server.test_refetch import ME
 from tests.unit.spark_ledger.repair.world import marked_in
 from tests.unit.virtual_time import run_in_virtual_time
+
+CLOSED: dict[str, Any] = {
+    "state": LedgerState.CLOSED,
+    "last_entry_id": EntryId(3),
+    "length": 40,
+}
 
 
 class Holder:
@@ -76,15 +83,18 @@ async def at_once(work: Callable[[], None]) -> None:
     work()
 
 
+def of_ledger(number: int) -> LedgerMetadata:
+    """An open ledger on this bookie and another one."""
+    fragment = Fragment(EntryId(0), (ME, BookieId("b1")))
+    return LedgerMetadata(LedgerId(number), Quorums(2, 2, 1), (fragment,))
+
+
 async def made(tree: MemoryTree, ledgers: range) -> MemoryMetadataStore:
     """Closed ledgers on this bookie, and a connection."""
     store = tree.open_session()
     for each in ledgers:
-        fragment = Fragment(EntryId(0), (ME, BookieId("b1")))
-        metadata = LedgerMetadata(LedgerId(each), Quorums(2, 2, 1), (fragment,))
-        open_ledger = await LedgerStore(store).create(metadata)
-        closed = {"state": LedgerState.CLOSED, "last_entry_id": EntryId(3), "length": 40}
-        wanted = open_ledger.value.with_changes(**closed)
+        open_ledger = await LedgerStore(store).create(of_ledger(each))
+        wanted = open_ledger.value.with_changes(**CLOSED)
         await LedgerStore(store).compare_and_set(wanted, open_ledger.version)
     return store
 
@@ -142,6 +152,30 @@ def test_metadata_that_were_restored_count_once_they_are_accepted() -> None:
         accepted = True
         await looks.look()
         assert await marked_in(tree) == {0: 1, 1: 1}
+
+    asyncio.run(main())
+
+
+def test_ledger_that_went_back_in_a_restore_is_asked_for_again_without_a_new_start() -> None:
+    """It was closed, and is closed anew at another end, in the version that was seen before."""
+
+    async def main() -> None:
+        tree = MemoryTree()
+        made_open = await LedgerStore(tree.open_session()).create(of_ledger(0))
+        restore = backup_of(tree)
+        wanted = made_open.value.with_changes(**{**CLOSED, "last_entry_id": EntryId(5)})
+        await LedgerStore(tree.open_session()).compare_and_set(wanted, made_open.version)
+        store = tree.open_session()
+        looks = Refetch(Holder(range(1)), store, ME, is_accepted=lambda: True)
+        await looks.look()
+        assert await marked_in(tree) == {0: 1}
+        restore()
+        store.reconnect()
+        wanted = made_open.value.with_changes(**CLOSED)
+        await LedgerStore(tree.open_session()).compare_and_set(wanted, made_open.version)
+        assert await marked_in(tree) == {}
+        await looks.look()
+        assert await marked_in(tree) == {0: 1}
 
     asyncio.run(main())
 

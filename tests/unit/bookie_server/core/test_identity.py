@@ -12,6 +12,7 @@ from bookie_server.core.identity import (
     check_starts,
     is_unresolved,
     next_counter,
+    next_nonce,
     standing,
 )
 from spark_ledger.errors import ConfigurationError
@@ -201,3 +202,48 @@ def test_directory_behind_one_that_is_newer_is_checked_as_well() -> None:
     for first in (directory(THREE), directory(TWO), directory(OTHER)):
         with pytest.raises(ConfigurationError, match="is an older copy"):
             check_starts("b", known, [first, directory(ONE)])
+
+
+EARLIER, ANEW = BookieStart(2, "old-1"), BookieStart(4, "new-2")
+
+
+@pytest.mark.parametrize("counter", [1, 2, 3])
+@pytest.mark.parametrize("accepts_newer", [False, True])
+def test_bookie_that_was_formatted_since_the_backup_is_not_the_one_of_the_backup(
+    counter: int, *, accepts_newer: bool
+) -> None:
+    """Whatever its number: the other one had entries that it never had."""
+    known = KnownStart(EARLIER, is_confirmed=True, accepts_newer=accepts_newer)
+    here = BookieStart(counter, "new-2")
+    with pytest.raises(ConfigurationError, match=r"`ledger bookies decommission b`.*relocate"):
+        check_starts("b", known, [directory(EARLIER), directory(here)])
+    assert standing(here, known) is Standing.REPLACED
+
+
+@pytest.mark.parametrize("there", [BookieStart(2, "a"), BookieStart(2, "new-1"), None])
+def test_earlier_start_of_this_bookie_or_of_an_older_program_is_no_other_bookie(
+    there: BookieStart | None,
+) -> None:
+    known = KnownStart(there, is_confirmed=True, accepts_newer=True)
+    check_starts("b", known, [directory(ANEW)])
+    assert standing(ANEW, known) is Standing.CLUSTER_IS_OLDER
+    check_starts("b", known, [directory(BookieStart(4, "of an older program"))])
+
+
+@pytest.mark.parametrize(
+    ("known", "here", "nonce"),
+    [
+        (None, directory(None), "t-t"),
+        (TWO, directory(TWO), "t-t"),
+        (EARLIER, directory(EARLIER), "old-t"),
+        (None, directory(ANEW), "new-t"),
+        (TWO, directory(ANEW), "new-t"),
+        (None, directory(None, ANEW), "new-t"),
+        (EARLIER, directory(TWO, EARLIER), "old-t"),
+        (EARLIER, directory(None), "old-t"),
+    ],
+)
+def test_all_starts_of_a_bookie_have_the_letters_of_its_first_one(
+    known: BookieStart | None, here: DirectoryStart, nonce: str
+) -> None:
+    assert next_nonce(KnownStart(known, is_confirmed=True), [directory(None), here], "t") == nonce

@@ -48,7 +48,7 @@ async def forget(
         await client.store.create("keeper/epoch", b"x")
     elected, older_than_s = Check("keeper/epoch", epoch), older_than_days * DAY_S
     return await forget_sinks(
-        client.store, stream, elected, older_than_s=older_than_s, now_ms=now_ms
+        client.store, stream, lambda: elected, older_than_s=older_than_s, now_ms=now_ms
     )
 
 

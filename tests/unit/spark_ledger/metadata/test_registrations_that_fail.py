@@ -18,14 +18,16 @@ from spark_ledger.errors import (
     OutcomeUnknownError,
     UnauthorizedError,
 )
-from spark_ledger.limits.metadata import METADATA_ATTEMPTS
+from spark_ledger.limits.metadata import METADATA_ATTEMPTS, REGISTRATION_MARGIN_S
 from spark_ledger.metadata import bookies
 from spark_ledger.metadata.base import Put
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.cluster import CLUSTER_PATH
+from spark_ledger.metadata.codec import encode_bookie
 from spark_ledger.metadata.memory import Fault, MemoryTree, Outcome
 from spark_ledger.metadata.zookeeper.store import ZooKeeperStore
 from spark_ledger.types import BookieId, BookieInfo, BookieState
+from tests.unit.bookie_server.collection.test_orders_of_a_backup import backup_of
 from tests.unit.cut_off import cut_off, cut_off_at_each_wait
 from tests.unit.spark_ledger.metadata.fake_zookeeper import FakeServer, Run, run
 from tests.unit.virtual_time import run_in_virtual_time
@@ -373,5 +375,56 @@ def test_wait_for_a_place_that_does_not_succeed_watches_no_more(how: str) -> Non
 
     async def main() -> None:
         await cut_off_at_each_wait(one)
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_session_of_the_process_before_that_a_restore_brings_back_is_waited_for(
+    *, ends: bool
+) -> None:
+    """The backup was made while this process waited for it to end. This one's session is in the
+    backup, and goes on; its node is not."""
+
+    async def main() -> None:
+        tree, told = MemoryTree(), list[str]()
+        before, store = tree.open_session(), tree.open_session()
+        registry = BookieRegistry(store, on_replaced=told.append, session_timeout_s=6.0)
+        await before.create("bookies/writable/b", encode_bookie(INFO), ephemeral=True)
+        backup = backup_of(tree)
+        tree.end_session(before._session)
+        await registry.register(INFO)
+        for _ in range(2):
+            backup()
+            store.reconnect()
+            await asyncio.sleep(5.5)
+            assert not told and not registry.registered
+            if not ends:
+                break
+            tree.end_session(before._session)
+            await asyncio.sleep(REGISTRATION_MARGIN_S + 1)
+            assert registry.registered and await store.is_own("bookies/writable/b")
+        await asyncio.sleep(60)
+        assert bool(told) is not ends
+        await registry.deregister()
+
+    run_in_virtual_time(main())
+
+
+def test_process_that_comes_on_the_connection_of_now_is_no_earlier_one() -> None:
+    """The reconnect before it found the place as it was."""
+
+    async def main() -> None:
+        tree, told = MemoryTree(), list[str]()
+        store = tree.open_session()
+        registry = BookieRegistry(store, on_replaced=told.append)
+        await registry.register(INFO)
+        store.reconnect()
+        await asyncio.sleep(1)
+        tree.end_session(store._session)
+        await tree.open_session().create("bookies/writable/b", encode_bookie(INFO), ephemeral=True)
+        await asyncio.sleep(1)
+        assert len(told) == 1
+        await registry.deregister()
 
     run_in_virtual_time(main())

@@ -11,7 +11,7 @@ from spark_ledger.errors import ConfigurationError, ConflictError, DataLossError
 from spark_ledger.metadata.base import Operation
 from spark_ledger.metadata.memory import Outcome
 from spark_ledger.stream.model import Retention
-from spark_ledger.stream.retention import handle
+from spark_ledger.stream.retention import tries
 from spark_ledger.types import Dlsn
 from tests.unit.spark_ledger.stream.retention.test_truncation import (
     YEAR_MS,
@@ -119,7 +119,7 @@ def test_one_limit_drops_though_the_others_would_keep(limits: Retention) -> None
 
 
 def test_change_that_loses_every_race_ends_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handle, "TRUNCATE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(tries, "TRUNCATE_TIMEOUT_S", 0.01)
 
     async def scenario() -> None:
         ledgers, stream = await stream_of(4, retention=Retention(rows=1))

@@ -9,8 +9,8 @@ import pytest
 
 from spark_ledger.errors import RetryableError
 from spark_ledger.limits.stream import TRUNCATE_TIMEOUT_S
-from spark_ledger.stream.retention import handle
-from spark_ledger.stream.retention.handle import Tries
+from spark_ledger.stream.retention import tries as module
+from spark_ledger.stream.retention.tries import Tries
 from tests.unit.virtual_time import run_in_virtual_time
 
 
@@ -35,7 +35,7 @@ def test_pauses_between_attempts_double_up_to_a_bound_until_time_is_up() -> None
         with pytest.raises(RetryableError, match=r"'s': other writers won every race"):
             while True:
                 await tries.begin()
-        least, most = handle._BACKOFF_S_MIN, handle._BACKOFF_S_MAX
+        least, most = module._BACKOFF_S_MIN, module._BACKOFF_S_MAX
         assert rng.bounds[0] == 0.0, "the first attempt waits for nothing"
         assert rng.bounds[1:] == [min(least * 2**n, most) for n in range(len(rng.bounds) - 1)]
         assert rng.bounds[-1] == most

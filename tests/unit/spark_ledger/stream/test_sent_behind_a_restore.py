@@ -1,0 +1,127 @@
+"""What was read before ZooKeeper was restored is not written behind it, though versions fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from spark_ledger.errors import MetadataRestoredError
+from spark_ledger.metadata.base import Operation
+from spark_ledger.stream.catalog import StreamCatalog
+from spark_ledger.stream.model import Commit, Retention
+from spark_ledger.stream.retention import handle, search
+from spark_ledger.stream.retention.handle import StreamRetention
+from spark_ledger.stream.several import commit_to
+from spark_ledger.types import LedgerId
+from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers, FakeNaming
+from tests.unit.spark_ledger.stream.world import (
+    SCHEMA,
+    Backup,
+    another,
+    loose,
+    numbers,
+    run,
+    table,
+)
+
+
+class Overtaken:
+    """Streams whose ZooKeeper is restored while ``mine`` prepares a transaction; others have
+    committed as often by then as the lost history had, with more rows."""
+
+    def __init__(self) -> None:
+        self.ledgers = FakeLedgers()
+        self.calm = StreamCatalog(self.ledgers)
+        self.mine, self.streams = another(self.ledgers)
+        self.backup: Backup | None = None
+        self.names: Sequence[str] = ()
+
+    async def begin(self, *names: str) -> None:
+        self.names = names
+        for name in names:
+            stream = await self.calm.create(name, SCHEMA)
+            await stream.retention.set_limits(Retention(rows=1))
+            await stream.append(table(0))
+        self.backup = Backup(self.ledgers)
+        for name in names:
+            await (await self.calm.open(name)).append(table(1))  # it is lost
+
+    async def restore(self) -> None:
+        """Once."""
+        backup, self.backup = self.backup, None
+        if backup is None:
+            return
+        backup.restore(self.mine)
+        _, theirs = another(self.ledgers)
+        for name in self.names:
+            await (await theirs.open(name)).append(table(10, 3))
+
+    async def rows(self, name: str) -> list[int]:
+        _, fresh = another(self.ledgers)
+        return await numbers((await fresh.open(name)).read())
+
+
+@pytest.mark.parametrize("names", ["a", "ab"])
+def test_commit_decided_before_a_restore_is_not_sent_behind_it(
+    names: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        world = Overtaken()
+        await world.begin(*names)
+
+        async def operations(_naming: FakeNaming, _ids: Sequence[LedgerId]) -> list[Operation]:
+            await world.restore()
+            return []
+
+        parts = [(await world.streams.open(name), [loose(1)]) for name in names]
+        with monkeypatch.context() as patch:
+            patch.setattr(FakeNaming, "operations", operations)
+            with pytest.raises(MetadataRestoredError, match="commit 1 is not the one"):
+                if len(parts) == 1:
+                    await parts[0][0].commit_segments(parts[0][1])
+                else:
+                    await commit_to(parts, sink_id="q", transaction_id=7)
+        for name in names:
+            assert await world.rows(name) == [0, 10, 11, 12]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("who", ["truncate", "apply"])
+def test_truncation_decided_before_a_restore_is_not_sent_behind_it(
+    who: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head that it writes has the rows of the history that was read."""
+
+    async def scenario() -> None:
+        world = Overtaken()
+        await world.begin("a")
+        retention = (await world.streams.open("a")).retention
+        find, keep = StreamRetention._commit_of, search.first_kept
+
+        async def found(*words: Any) -> Commit | None:
+            commit = await find(*words)
+            await world.restore()
+            return commit
+
+        async def kept(*words: Any) -> Commit | None:
+            commit = await keep(*words)
+            await world.restore()
+            return commit
+
+        monkeypatch.setattr(StreamRetention, "_commit_of", found)
+        monkeypatch.setattr(handle, "first_kept", kept)
+        if who == "truncate":
+            await retention.truncate((1,))
+        else:
+            assert await retention.apply(1 << 50) == 1
+        assert world.backup is None, "it was restored meanwhile"
+        fresh = await another(world.ledgers)[1].open("a")
+        assert (await fresh.head()).rows == 4
+        assert await numbers(fresh.read()) == [10, 11, 12]
+        await fresh.append(table(20))
+        assert await world.rows("a") == [10, 11, 12, 20]
+
+    run(scenario())
