@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
 
 from bookie_server.core.ledger_record import LedgerRecord
 from bookie_server.storage.blocks import Block
@@ -27,6 +26,7 @@ from bookie_server.storage.journal.waiting import RunPlace
 from bookie_server.storage.ledgers.compaction import CompactionStats, Compactor
 from bookie_server.storage.ledgers.dead_blocks import DeadBlocks
 from bookie_server.storage.ledgers.directory_store import DirectoryStore
+from bookie_server.storage.ledgers.flush_stats import FlushFailure, FlushStats
 from bookie_server.storage.ledgers.lacking import LackingLedgers
 from bookie_server.storage.ledgers.scrub import Scrubber, ScrubStats
 from bookie_server.storage.ledgers.write_cache import CachedRun
@@ -59,33 +59,6 @@ class LedgerStorageStats:
     scrub: ScrubStats
 
 
-class FlushFailure(NamedTuple):
-    """Why the last flush of a directory failed; ``no_space``: its disk or its index is full."""
-
-    message: str
-    no_space: bool
-
-
-class _FlushStats(NamedTuple):
-    """How the flushes went so far. ``failures`` are of the last one, by directory."""
-
-    flushes: int = 0
-    flush_time_s: float = 0.0
-    last_flush_s: float = 0.0
-    failures: tuple[FlushFailure | None, ...] = ()
-    other_failure: str | None = None
-
-    def after(
-        self,
-        elapsed_s: float,
-        failures: tuple[FlushFailure | None, ...],
-        other_failure: str | None,
-    ) -> _FlushStats:
-        """The same with one more flush."""
-        total_s = self.flush_time_s + elapsed_s
-        return _FlushStats(self.flushes + 1, total_s, elapsed_s, failures, other_failure)
-
-
 class LedgerStorage:
     """All ledger directories.
 
@@ -111,7 +84,7 @@ class LedgerStorage:
     ) -> None:
         """Runs of ``write_once_bytes`` and more get a place (0: none does). ``on_flushed`` runs on
         the flush thread after every attempt, good or not, ``on_fatal`` if that thread ends by a bug
-        of ours."""
+        of ours, or an index is lost until a restart."""
         assert stores, "a ledger lives in one of the directories"
         assert write_cache_bytes >= 2 * len(stores), "each directory has room for two generations"
         assert flush_interval_s > 0, f"a checkpoint every {flush_interval_s} s"
@@ -147,9 +120,11 @@ class LedgerStorage:
             on_fatal=on_fatal,
         )
         # Replaced whole under _flush_lock; any thread reads.
-        self._flush_stats = _FlushStats(failures=(None,) * len(stores))
+        self._flush_stats = FlushStats(failures=(None,) * len(stores))
         # Changed under _flush_lock; any thread reads it.
         self._flushing: DirectoryStore | None = None
+        # Flush thread.
+        self._is_lost = False
         # Set once by whoever stops the flush thread, which only reads it.
         self._stopping = False
         # Whoever starts and closes the storage: one thread, before and after all others.
@@ -480,6 +455,15 @@ class LedgerStorage:
             unhealed.append(error)
             return False
 
+    def _tell_what_is_lost(self) -> None:
+        """Have the process end if an index has given up: no flush, read or deletion would ever work
+        in its directory again, also when the disk is well (rule S3)."""
+        for store in self._stores:
+            lost = "" if self._is_lost else store.index.why_lost()
+            if lost:
+                self._is_lost = True
+                self._on_fatal(f"{lost}; this bookie must restart")
+
     def _run(self) -> None:
         try:
             while not self._stopping:
@@ -491,6 +475,7 @@ class LedgerStorage:
                     self.flush()
                 except (OSError, CorruptionError) as error:
                     logger.warning("flush failed, it is tried again: %s", error)
+                self._tell_what_is_lost()
                 self._on_flushed()
         finally:
             if not self._stopping:  # the traceback follows; adds would wait for room for ever
