@@ -92,7 +92,7 @@ class LedgerStorage:
         self._stores = tuple(stores)
         self._store_count = len(stores)
         self._journal = journal
-        self._active_bytes_max = write_cache_bytes // 2 // len(stores)
+        self._generation_bytes = write_cache_bytes // 2 // len(stores)
         self._flush_interval_s = flush_interval_s
         self._write_once_bytes = write_once_bytes
         self._on_flushed = on_flushed
@@ -123,6 +123,8 @@ class LedgerStorage:
         self._flush_stats = FlushStats(failures=(None,) * len(stores))
         # Changed under _flush_lock; any thread reads it.
         self._flushing: DirectoryStore | None = None
+        # Since when a flush waits for _flush_lock; whoever flushes sets it, any thread reads it.
+        self._waits_since: float | None = None
         # Flush thread.
         self._is_lost = False
         # Set once by whoever stops the flush thread, which only reads it.
@@ -154,11 +156,14 @@ class LedgerStorage:
     @property
     def unmoved(self) -> tuple[str, float]:
         """The directory that is being flushed, and for how long it has made no progress; ""
-        and 0 while none is. Any thread."""
-        store = self._flushing
-        if store is None:
-            return "", 0.0
-        return str(store.directory), max(0.0, time.monotonic() - store.moved_at)
+        and 0 while none is. All of them, while a flush waits for its turn. Any thread."""
+        store, waits_since = self._flushing, self._waits_since
+        if store is not None:
+            return str(store.directory), max(0.0, time.monotonic() - store.moved_at)
+        if waits_since is not None:
+            directories = ", ".join(str(each.directory) for each in self._stores)
+            return directories, max(0.0, time.monotonic() - waits_since)
+        return "", 0.0
 
     def flush_failure(self, ledger_id: LedgerId) -> FlushFailure | None:
         """Why the last flush of the ledger's directory failed; None when it did not. Any thread."""
@@ -170,7 +175,7 @@ class LedgerStorage:
         Service thread. A yes may be out of date, as the flush can end at any moment. Then
         ``on_flushed`` is still to come, and whoever waits is looked at again.
         """
-        return self.store_of(ledger_id).cache.is_frozen_beside(self._active_bytes_max)
+        return self.store_of(ledger_id).cache.is_full(self._generation_bytes)
 
     def place_for(self, ledger_id: LedgerId, block: Block) -> RunPlace | None:
         """What the journal settles for a run that is written once; None if it is too small."""
@@ -190,11 +195,12 @@ class LedgerStorage:
         ledger_id = run.ledger_id
         assert ledger_record.last_entry >= run.last_entry, "the ledger record covers the run"
         store = self.store_of(ledger_id)
-        is_full = store.cache.is_frozen_beside(self._active_bytes_max)
-        assert not is_full, "an add waits until there is room"
-        active_bytes = 0 if is_held else store.cache.add(cached)
+        # No ``is_full``: a flush may have begun since, and then what was asked before still holds.
+        has_room = store.cache.fresh_bytes < 2 * self._generation_bytes
+        assert has_room, "an add waits until there is room"
+        fresh_bytes = 0 if is_held else store.cache.add(cached)
         store.set_ledger_record(ledger_id, ledger_record)
-        if active_bytes >= self._active_bytes_max:
+        if fresh_bytes >= self._generation_bytes:
             self._wanted.set()
 
     def ledger_record(self, ledger_id: LedgerId) -> LedgerRecord | None:
@@ -252,7 +258,9 @@ class LedgerStorage:
         damaged: list[tuple[DirectoryStore, CorruptionError]] = []
         failures: list[FlushFailure | None] = []
         other_failure = None
+        self._waits_since = self._waits_since or time.monotonic()
         with self._flush_lock:
+            self._waits_since = None
             marks = self._journal.durable_marks  # before any cache is frozen (rule S2)
             run_log_marks = marks.run_logs or (None,) * len(self._stores)
             for store, run_log_mark in zip(self._stores, run_log_marks, strict=True):
