@@ -483,8 +483,8 @@ class LedgerStorage:
                     self.flush()
                 except (OSError, CorruptionError) as error:
                     logger.warning("flush failed, it is tried again: %s", error)
-                self._tell_what_is_lost()
                 self._on_flushed()
+                self._tell_what_is_lost()
         finally:
             if not self._stopping:  # the traceback follows; adds would wait for room for ever
                 self._on_fatal("the flush thread ended unexpectedly")
