@@ -28,7 +28,7 @@ from bookie_server.storage.cookie import (
 from bookie_server.storage.disks import DiskWatch, ask_disk
 from bookie_server.storage.fs.posix_fs import PosixFileSystem
 from bookie_server.storage.fs.vfs import FileSystem, is_no_space
-from bookie_server.storage.index.base import Index
+from bookie_server.storage.index.base import Index, IndexLostError
 from bookie_server.storage.index.lmdb_index import LmdbIndex
 from bookie_server.storage.journal.batch_log import BatchLog
 from bookie_server.storage.journal.journal import Journal, Post
@@ -70,8 +70,9 @@ def open_bookie(
     """
     files = file_system or PosixFileSystem()
     make_index = open_index or partial(LmdbIndex, map_bytes=config.index_map_bytes)
-    with ExitStack() as undo:
-        try:
+
+    def opened() -> Bookie:
+        with ExitStack() as undo:
             bookie = _open(
                 config,
                 files,
@@ -83,9 +84,17 @@ def open_bookie(
                 undo,
                 open_logs_max,
             )
-        except OSError as error:
-            raise ConfigurationError(f"the storage cannot be opened: {error}") from error
-        undo.pop_all()
+            undo.pop_all()
+        return bookie
+
+    try:
+        try:
+            bookie = opened()
+        except IndexLostError as error:  # by an older error of the disk, which is told once
+            logger.warning("the storage is opened once more: %s", error)
+            bookie = opened()
+    except OSError as error:
+        raise ConfigurationError(f"the storage cannot be opened: {error}") from error
     if threads:
         bookie.start()
     return bookie

@@ -111,7 +111,7 @@ async def _exit_code(server: BookieServer) -> int:
     try:
         return await server.run()
     except _Stopped:
-        return EXIT_OK
+        return server.end_code
     except LedgerError as error:
         logger.error("%s", error)  # noqa: TRY400 - the message says what to do
         if isinstance(error, BookieReplacedError):
@@ -241,6 +241,12 @@ class BookieServer:
             self._refetch(closing, store)
             await self._stop.wait()
             logger.info("stopping: %s", self._replaced or self._fatal or "asked to")
+        return self.end_code
+
+    @property
+    def end_code(self) -> int:
+        """The exit code once it was told to stop, also before it serves: while it waits for another
+        process to go, its storage is open and may fail."""
         if self._replaced:
             return EXIT_REPLACED
         return EXIT_FATAL if self._fatal else EXIT_OK

@@ -146,13 +146,15 @@ class DiskWatch:
     def check(self) -> None:
         """Look now; any thread. What waits for space is tried again once there may be some."""
         with self._check_lock:
-            self._journal.prepare()  # a roll may have used the prepared file up
+            is_prepared = self._journal.prepare()  # a roll may have used the prepared file up
             before = self._states
             refusals = self._refusals()
             now = self._ask(before, refusals)
             self._states = now
         self._storage.compactor.disks_are_full([state.above_marks for state in now.ledgers])
-        if not now.journal.above_marks and refusals[0]:
+        # Above the marks, too: what is left there is for recoveries and fences, and a flush may
+        # have given files back.
+        if is_prepared or (refusals[0] and not now.journal.above_marks):
             self._journal.look_for_room()
         freed = any(
             was.above_marks and not state.above_marks

@@ -18,6 +18,7 @@ import errno
 import random
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -175,6 +176,10 @@ def _check_living(
     promises.check_honest(machine, where)
     if machine.fatal:
         assert machine.bookie.stats().failure, f"{where}: the failure is shown"
+        with suppress(OSError):  # what waits for room is refused, and there is some, or it is told
+            machine.bookie.flush()
+        machine.bookie.on_flushed()
+        machine.settle()
         refused = len(promises.refused)
         answer = machine.add(0, [70_000]).name  # on a disk that is also full it says that
         assert answer in ("IO_ERROR", "READ_ONLY"), f"{where}: takes adds again"

@@ -63,6 +63,10 @@ class NotCommittedError(OSError):
     """A commit that failed, and of which nothing can appear later: what it named may be removed."""
 
 
+class IndexLostError(OSError):
+    """The index takes and gives nothing more before it is opened anew, whatever the disk does."""
+
+
 class IndexRow(NamedTuple):
     """Entries from ``first_entry`` up to the next row are in this block, or not stored.
 
@@ -217,6 +221,9 @@ class Index(Protocol):
 
     def note_lacks(self, has_lacks: bool) -> None:
         """Have each commit from now on note whether that list has something (rule S22)."""
+
+    def why_lost(self) -> str:
+        """Why nothing works any more before the index is opened anew; "" while it does."""
 
     def begin(self) -> IndexUpdate:
         """Start an update."""

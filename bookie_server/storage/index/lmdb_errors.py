@@ -13,6 +13,7 @@ from typing import Final
 import lmdb
 
 from bookie_server.storage.fs.vfs import is_no_space
+from bookie_server.storage.index.base import IndexLostError
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import MIB
 
@@ -58,6 +59,8 @@ def translated(path: Path) -> Iterator[None]:
         raise OSError(errno.ENOSPC, f"index {path}: {error} (see index_map_bytes)") from error
     except (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError) as error:
         raise CorruptionError(f"index {path} is damaged: {error}") from error
+    except lmdb.PanicError as error:  # its root may be half written: see ``IndexLostError``
+        raise IndexLostError(errno.EIO, f"index {path}: {error}") from error
     except lmdb.Error as error:
         number = errno.ENOSPC if found_no_space(error, path) else errno.EIO
         raise OSError(number, f"index {path}: {error}") from error

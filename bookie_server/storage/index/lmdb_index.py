@@ -20,6 +20,7 @@ from bookie_server.core.ledger_record import LedgerRecord
 from bookie_server.storage.index.base import (
     BlockLocation,
     HeldLedger,
+    IndexLostError,
     IndexRow,
     IndexUpdate,
     LogUse,
@@ -341,6 +342,15 @@ class LmdbIndex:
     def _note(self, key: bytes) -> bytes | None:
         with translated(self._path):
             return self._tables.stored_note(key)
+
+    def why_lost(self) -> str:
+        try:
+            with translated(self._path), self._env.begin():
+                return ""
+        except IndexLostError as error:
+            return str(error)
+        except OSError:  # for this moment: too many read
+            return ""
 
     def begin(self) -> IndexUpdate:
         with translated(self._path):

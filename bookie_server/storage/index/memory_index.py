@@ -188,6 +188,9 @@ class MemoryIndex:
     def note_lacks(self, has_lacks: bool) -> None:
         self.noted_lacks = has_lacks
 
+    def why_lost(self) -> str:
+        return ""
+
     def begin(self) -> IndexUpdate:
         assert not self.is_changing, "an update that was neither committed nor aborted hangs LMDB"
         self.is_changing = True

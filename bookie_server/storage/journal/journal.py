@@ -385,9 +385,9 @@ class Journal:
         assert file_number <= self.durable_mark.file_number, "the file in use is kept"
         self._logs.journal.supply.give_up(file_number)
 
-    def prepare(self) -> None:
+    def prepare(self) -> bool:
         """Make the next file before it is needed; any thread (see ``FileSupply.prepare``)."""
-        self._logs.journal.supply.prepare()
+        return self._logs.journal.supply.prepare()
 
     def look_for_room(self) -> None:
         """Try again to make the next file, if that failed for want of space; any thread."""

@@ -139,16 +139,19 @@ class FileSupply:
             raise
         return file, header.seed
 
-    def prepare(self) -> None:
-        """Make a file ready to be the next one, unless there is one. Any thread.
+    def prepare(self) -> bool:
+        """Make a file ready to be the next one, unless there is one; whether there is. Any thread.
 
         Raises no error: the file in use has room, and who needs the next one is told.
         """
         with self._making_lock:
-            with self._spares_lock:
-                if self._spares:
-                    return
-            self._prepare()
+            if not self._has_spare():
+                self._prepare()
+            return self._has_spare()
+
+    def _has_spare(self) -> bool:
+        with self._spares_lock:
+            return bool(self._spares)
 
     def _prepare(self) -> None:
         spare = spare_path(self._directory, PREPARED_NUMBER)

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
 
 from bookie_server.core.ledger_record import LedgerRecord
 from bookie_server.storage.blocks import Block
@@ -27,6 +26,7 @@ from bookie_server.storage.journal.waiting import RunPlace
 from bookie_server.storage.ledgers.compaction import CompactionStats, Compactor
 from bookie_server.storage.ledgers.dead_blocks import DeadBlocks
 from bookie_server.storage.ledgers.directory_store import DirectoryStore
+from bookie_server.storage.ledgers.flush_stats import FlushFailure, FlushStats
 from bookie_server.storage.ledgers.lacking import LackingLedgers
 from bookie_server.storage.ledgers.scrub import Scrubber, ScrubStats
 from bookie_server.storage.ledgers.write_cache import CachedRun
@@ -59,33 +59,6 @@ class LedgerStorageStats:
     scrub: ScrubStats
 
 
-class FlushFailure(NamedTuple):
-    """Why the last flush of a directory failed; ``no_space``: its disk or its index is full."""
-
-    message: str
-    no_space: bool
-
-
-class _FlushStats(NamedTuple):
-    """How the flushes went so far. ``failures`` are of the last one, by directory."""
-
-    flushes: int = 0
-    flush_time_s: float = 0.0
-    last_flush_s: float = 0.0
-    failures: tuple[FlushFailure | None, ...] = ()
-    other_failure: str | None = None
-
-    def after(
-        self,
-        elapsed_s: float,
-        failures: tuple[FlushFailure | None, ...],
-        other_failure: str | None,
-    ) -> _FlushStats:
-        """The same with one more flush."""
-        total_s = self.flush_time_s + elapsed_s
-        return _FlushStats(self.flushes + 1, total_s, elapsed_s, failures, other_failure)
-
-
 class LedgerStorage:
     """All ledger directories.
 
@@ -111,7 +84,7 @@ class LedgerStorage:
     ) -> None:
         """Runs of ``write_once_bytes`` and more get a place (0: none does). ``on_flushed`` runs on
         the flush thread after every attempt, good or not, ``on_fatal`` if that thread ends by a bug
-        of ours."""
+        of ours, or an index is lost until a restart."""
         assert stores, "a ledger lives in one of the directories"
         assert write_cache_bytes >= 2 * len(stores), "each directory has room for two generations"
         assert flush_interval_s > 0, f"a checkpoint every {flush_interval_s} s"
@@ -119,7 +92,7 @@ class LedgerStorage:
         self._stores = tuple(stores)
         self._store_count = len(stores)
         self._journal = journal
-        self._active_bytes_max = write_cache_bytes // 2 // len(stores)
+        self._generation_bytes = write_cache_bytes // 2 // len(stores)
         self._flush_interval_s = flush_interval_s
         self._write_once_bytes = write_once_bytes
         self._on_flushed = on_flushed
@@ -147,9 +120,13 @@ class LedgerStorage:
             on_fatal=on_fatal,
         )
         # Replaced whole under _flush_lock; any thread reads.
-        self._flush_stats = _FlushStats(failures=(None,) * len(stores))
+        self._flush_stats = FlushStats(failures=(None,) * len(stores))
         # Changed under _flush_lock; any thread reads it.
         self._flushing: DirectoryStore | None = None
+        # Since when a flush waits for _flush_lock; whoever flushes sets it, any thread reads it.
+        self._waits_since: float | None = None
+        # Flush thread.
+        self._is_lost = False
         # Set once by whoever stops the flush thread, which only reads it.
         self._stopping = False
         # Whoever starts and closes the storage: one thread, before and after all others.
@@ -179,11 +156,14 @@ class LedgerStorage:
     @property
     def unmoved(self) -> tuple[str, float]:
         """The directory that is being flushed, and for how long it has made no progress; ""
-        and 0 while none is. Any thread."""
-        store = self._flushing
-        if store is None:
-            return "", 0.0
-        return str(store.directory), max(0.0, time.monotonic() - store.moved_at)
+        and 0 while none is. All of them, while a flush waits for its turn. Any thread."""
+        store, waits_since = self._flushing, self._waits_since
+        if store is not None:
+            return str(store.directory), max(0.0, time.monotonic() - store.moved_at)
+        if waits_since is not None:
+            directories = ", ".join(str(each.directory) for each in self._stores)
+            return directories, max(0.0, time.monotonic() - waits_since)
+        return "", 0.0
 
     def flush_failure(self, ledger_id: LedgerId) -> FlushFailure | None:
         """Why the last flush of the ledger's directory failed; None when it did not. Any thread."""
@@ -195,7 +175,7 @@ class LedgerStorage:
         Service thread. A yes may be out of date, as the flush can end at any moment. Then
         ``on_flushed`` is still to come, and whoever waits is looked at again.
         """
-        return self.store_of(ledger_id).cache.is_frozen_beside(self._active_bytes_max)
+        return self.store_of(ledger_id).cache.is_full(self._generation_bytes)
 
     def place_for(self, ledger_id: LedgerId, block: Block) -> RunPlace | None:
         """What the journal settles for a run that is written once; None if it is too small."""
@@ -215,11 +195,12 @@ class LedgerStorage:
         ledger_id = run.ledger_id
         assert ledger_record.last_entry >= run.last_entry, "the ledger record covers the run"
         store = self.store_of(ledger_id)
-        is_full = store.cache.is_frozen_beside(self._active_bytes_max)
-        assert not is_full, "an add waits until there is room"
-        active_bytes = 0 if is_held else store.cache.add(cached)
+        # No ``is_full``: a flush may have begun since, and then what was asked before still holds.
+        has_room = store.cache.fresh_bytes < 2 * self._generation_bytes
+        assert has_room, "an add waits until there is room"
+        fresh_bytes = 0 if is_held else store.cache.add(cached)
         store.set_ledger_record(ledger_id, ledger_record)
-        if active_bytes >= self._active_bytes_max:
+        if fresh_bytes >= self._generation_bytes:
             self._wanted.set()
 
     def ledger_record(self, ledger_id: LedgerId) -> LedgerRecord | None:
@@ -277,7 +258,9 @@ class LedgerStorage:
         damaged: list[tuple[DirectoryStore, CorruptionError]] = []
         failures: list[FlushFailure | None] = []
         other_failure = None
+        self._waits_since = self._waits_since or time.monotonic()
         with self._flush_lock:
+            self._waits_since = None
             marks = self._journal.durable_marks  # before any cache is frozen (rule S2)
             run_log_marks = marks.run_logs or (None,) * len(self._stores)
             for store, run_log_mark in zip(self._stores, run_log_marks, strict=True):
@@ -480,6 +463,15 @@ class LedgerStorage:
             unhealed.append(error)
             return False
 
+    def _tell_what_is_lost(self) -> None:
+        """Have the process end if an index has given up: no flush, read or deletion would ever work
+        in its directory again, also when the disk is well (rule S3)."""
+        for store in self._stores:
+            lost = "" if self._is_lost else store.index.why_lost()
+            if lost:
+                self._is_lost = True
+                self._on_fatal(f"{lost}; this bookie must restart")
+
     def _run(self) -> None:
         try:
             while not self._stopping:
@@ -492,6 +484,7 @@ class LedgerStorage:
                 except (OSError, CorruptionError) as error:
                     logger.warning("flush failed, it is tried again: %s", error)
                 self._on_flushed()
+                self._tell_what_is_lost()
         finally:
             if not self._stopping:  # the traceback follows; adds would wait for room for ever
                 self._on_fatal("the flush thread ended unexpectedly")

@@ -173,6 +173,7 @@ class WriteCache:
         self._active = Generation()
         self._placed = Generation()
         self._frozen: Generation | None = None
+        self._left_bytes = 0  # of _placed: what the last freeze left, and the next may leave, too
         self._leaving: frozenset[LedgerId] = frozenset()
 
     @property
@@ -202,19 +203,34 @@ class WriteCache:
         """Whether a generation waits to be dropped."""
         return self._frozen is not None
 
-    def is_frozen_beside(self, byte_count: int) -> bool:
-        """Whether a generation waits to be dropped, and the next one has so much. Asked twice for
-        each add, so without lock."""
-        return self._frozen is not None and self.active_bytes >= byte_count
+    @property
+    def fresh_bytes(self) -> int:
+        """What came since the last freeze. What that one left is apart: no flush makes room of it,
+        and it is bounded, as it is not acknowledged."""
+        with self._lock:
+            return self._fresh_bytes()
+
+    def _fresh_bytes(self) -> int:
+        return self.active_bytes - self._left_bytes
+
+    def is_full(self, generation_bytes: int) -> bool:
+        """Whether no run is taken before a flush has ended: a generation waits to be dropped, and
+        the next one has so much; or both together have that twice, also where there is one only,
+        as its flush waits for its turn (rule S15)."""
+        with self._lock:  # or a freeze between the two would be counted twice, or not at all
+            frozen, fresh_bytes = self._frozen, self._fresh_bytes()
+            if frozen is not None and fresh_bytes >= generation_bytes:
+                return True
+            frozen_bytes = frozen.memory_bytes if frozen is not None else 0
+            return frozen_bytes + fresh_bytes >= 2 * generation_bytes
 
     def add(self, cached: CachedRun) -> int:
         """Keep a run in the active generation, unless its ledger is on its way out; what
-        ``active_bytes`` is then."""
+        ``fresh_bytes`` is then."""
         with self._lock:
-            active, placed = self._active, self._placed
             if cached.run.ledger_id not in self._leaving:
-                (active if cached.place is None else placed).add(cached)
-            return active.memory_bytes + placed.memory_bytes
+                (self._active if cached.place is None else self._placed).add(cached)
+            return self._fresh_bytes()
 
     def find(self, ledger_id: LedgerId, entry_id: EntryId) -> EntryRun | None:
         """A run that holds the entry, or None."""
@@ -255,6 +271,7 @@ class WriteCache:
                 for cached in runs.all():
                     assert cached.place is not None, "a run without a place is not set apart"
                     (frozen if cached.place.is_settled else self._placed).add(cached)
+            self._left_bytes = self._placed.memory_bytes
             self._frozen = frozen
         return frozen
 
@@ -274,6 +291,7 @@ class WriteCache:
                 for ledger_id in ledger_ids if generation is not None else ():
                     assert generation is not None, "only those that are there are walked"
                     generation.remove(ledger_id)
+            self._left_bytes = min(self._left_bytes, self._placed.memory_bytes)
 
     def remember(self) -> None:
         """Keep runs of all ledgers again."""

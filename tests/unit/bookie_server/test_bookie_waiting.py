@@ -13,13 +13,15 @@ from bookie_server.storage.fs.memory_fs import MemoryFileSystem
 from bookie_server.storage.journal.mark import Mark
 from bookie_server.storage.ledgers.directory_store import DirectoryStore
 from bookie_server.storage.ledgers.write_cache import CachedRun
+from spark_ledger.limits import KIB
 from spark_ledger.types import BookieStatus, LedgerId
-from tests.unit.bookie_server.storage.support import LEDGERS, Machine, formatted
+from tests.unit.bookie_server.storage.support import LEDGERS, Machine, formatted, small_config
 
 LEDGER = 7
 ENTRY_BYTES = 4096
 L = LedgerId(7)
 OK = BookieStatus.OK
+SMALL = small_config(write_cache_bytes=64 * KIB)
 
 
 @pytest.fixture
@@ -29,7 +31,7 @@ def files() -> MemoryFileSystem:
 
 @pytest.fixture
 def machine(files: MemoryFileSystem) -> Machine:
-    return Machine(files)
+    return Machine(files, SMALL)
 
 
 def fill(machine: Machine) -> int:
@@ -46,7 +48,7 @@ def fill(machine: Machine) -> int:
 
 
 def test_the_caches_of_all_directories_share_what_is_allowed() -> None:
-    machine = Machine(formatted())  # 64 KiB for two generations in each of two directories
+    machine = Machine(formatted(), SMALL)  # 64 KiB for two generations in each of two directories
     fill(machine)
     assert machine.bookie.stats().ledger_storage.cache_bytes <= 2 * (16 * 1024 + ENTRY_BYTES + 100)
 
@@ -71,7 +73,7 @@ def test_adds_wait_for_room_in_order(machine: Machine) -> None:
 
 def test_add_that_finds_room_waits_behind_adds_that_wait() -> None:
     """The flush has made room, and the service thread has not heard of it yet."""
-    machine = Machine(formatted())
+    machine = Machine(formatted(), SMALL)
     first = fill(machine)
     waiting = machine.start_add(LEDGER, [first], size=ENTRY_BYTES)
     machine.bookie._storage.flush()
@@ -91,7 +93,7 @@ def test_adds_are_refused_when_no_flush_works(files: MemoryFileSystem) -> None:
         in_ledgers = operation.path.parent in LEDGERS
         return Fault(errno.ENOSPC) if failing and in_ledgers else None
 
-    machine = Machine(FaultFileSystem(files, plan))
+    machine = Machine(FaultFileSystem(files, plan), SMALL)
     count = fill(machine)
     waiting = machine.start_add(7, [count])
     failing = True
@@ -113,7 +115,7 @@ def test_adds_are_refused_when_no_flush_works(files: MemoryFileSystem) -> None:
 
 
 def test_adds_that_still_wait_are_refused_when_the_bookie_closes() -> None:
-    machine = Machine(formatted())
+    machine = Machine(formatted(), SMALL)
     first = fill(machine)
     waiting = machine.start_add(LEDGER, [first], size=ENTRY_BYTES)
     machine.close()
@@ -122,7 +124,7 @@ def test_adds_that_still_wait_are_refused_when_the_bookie_closes() -> None:
 
 def test_flush_is_requested_as_soon_as_the_cache_is_full() -> None:
     """Not only at the next interval: until then nobody could add."""
-    machine = Machine(formatted())
+    machine = Machine(formatted(), SMALL)
     first = fill(machine)
     wanted = machine.bookie._storage._wanted
     assert wanted.is_set(), "the cache is full"
@@ -139,7 +141,7 @@ def test_add_waits_again_after_a_flush_that_works(
     def fail(_store: DirectoryStore, *_marks: Mark | None) -> bool:
         raise OSError("no room")
 
-    machine = Machine(formatted())
+    machine = Machine(formatted(), SMALL)
     with monkeypatch.context() as patch:
         patch.setattr(DirectoryStore, "flush", fail)
         with pytest.raises(OSError, match="no room"):
@@ -159,7 +161,7 @@ def test_add_refused_without_room_releases_its_bytes(
     def fail(_store: DirectoryStore, *_marks: Mark | None) -> bool:
         raise OSError("no room")
 
-    machine = Machine(formatted())
+    machine = Machine(formatted(), SMALL)
     first = fill(machine)
     waiting = machine.start_add(LEDGER, [first], size=ENTRY_BYTES)
     with monkeypatch.context() as patch:
@@ -217,7 +219,7 @@ def test_adds_that_wait_go_on_some_at_a_time_and_others_have_a_turn_in_between(
 ) -> None:
     """All at once the service loop would stand still for as long as they take."""
     monkeypatch.setattr("bookie_server.bookie.ADDS_GO_ON_AT_ONCE", 2)
-    machine = Machine(formatted())
+    machine = Machine(formatted(), SMALL)
     first = fill(machine)
     waiting = [machine.start_add(LEDGER, [first + i]) for i in range(5)]
     machine.bookie.flush()
@@ -236,7 +238,7 @@ def test_adds_that_wait_go_on_some_at_a_time_and_others_have_a_turn_in_between(
 
 def test_adds_that_waited_are_committed_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """One by one, each would wake the journal, and wait for a sync of its own."""
-    machine = Machine(formatted())
+    machine = Machine(formatted(), SMALL)
     first = fill(machine)
     for i in range(3):
         machine.start_add(LEDGER, [first + i])

@@ -114,6 +114,23 @@ def test_error_of_a_run_is_a_line_and_the_code_of_the_readme(
     assert not said[0].exc_info, "it says what to do: a traceback would hide it"
 
 
+def test_storage_that_fails_before_the_bookie_serves_is_restarted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for an earlier session to end: that is no stop that somebody asked for."""
+
+    async def fails(made: BookieServer) -> int:
+        made._stop = asyncio.Event()
+        made._on_fatal("the flush thread ended unexpectedly")
+        await made._unless_stopped(asyncio.sleep(60))
+        raise AssertionError("it does not wait any more")
+
+    monkeypatch.setattr(BookieServer, "run", fails)
+    monkeypatch.setattr(server, "set_up_process", lambda: None)
+    (tmp_path / "bookie.toml").write_text(CONFIG)
+    assert main(["--config", str(tmp_path / "bookie.toml")]) == EXIT_FATAL
+
+
 @pytest.mark.parametrize("option", ["--format-only", "--format"])
 def test_directories_that_cannot_be_made_are_refused_in_one_line(
     tmp_path: Path,

@@ -163,3 +163,45 @@ def test_spare_that_finds_no_room_goes(kind: str) -> None:
         entry += 1
     assert answer is READ_ONLY and not machine.fatal
     assert not supply._spares and spare.name not in files.list(JOURNAL)
+
+
+def fence_until_refused(site: Site, first: int) -> int:
+    """Fence ledgers until the journal has no room; the next ledger."""
+    for ledger in range(first, first + 5000):
+        if site.fence(ledger) is not OK:
+            return ledger
+    raise AssertionError("the journal never fills")
+
+
+def test_files_that_a_flush_gives_back_serve_fences_on_a_disk_that_stays_full() -> None:
+    site = Site(LAYOUTS[1])
+    for _ in range(5):
+        site.add(6)
+        site.add(7)
+    site.flush()
+    site.fill()
+    refused = fence_until_refused(site, 1000)
+    assert site.add(6, recovery=True) is READ_ONLY
+    site.flush()  # the disks of the ledgers are well
+    site.machine.bookie.disks.check()
+    site.machine.settle()
+    assert site.machine.bookie.disks.states.journal.above_marks, "nothing was freed"
+    assert site.fence(refused) is OK and site.add(6, recovery=True) is OK
+    assert site.add(7) is READ_ONLY, "what is left is not for writers"
+    site.check()
+
+
+def test_room_above_the_marks_is_for_fences_and_recoveries() -> None:
+    """The marks leave it just for them."""
+    site = Site(LAYOUTS[1])
+    site.add(6)
+    site.fill()
+    refused = fence_until_refused(site, 1000)
+    (disk,) = site.filled
+    disk.others_bytes -= 3 * site.config.journal_file_bytes
+    site.machine.bookie.disks.check()
+    site.machine.settle()
+    assert site.machine.bookie.disks.states.journal.above_marks
+    assert site.fence(refused) is OK and site.add(6, recovery=True) is OK
+    assert site.add(7) is READ_ONLY
+    site.check()

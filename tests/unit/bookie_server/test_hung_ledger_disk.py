@@ -13,7 +13,7 @@ from bookie_server.core.read_only import Cause
 from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
 from spark_ledger.types import BookieStatus, LedgerId
 from tests.unit.bookie_server.storage.support import LEDGERS, Machine, formatted
-from tests.unit.bookie_server.test_bookie_waiting import ENTRY_BYTES, LEDGER
+from tests.unit.bookie_server.test_bookie_waiting import ENTRY_BYTES, LEDGER, SMALL
 
 
 class HangingDisk:
@@ -70,7 +70,7 @@ def test_adds_that_wait_for_a_ledger_disk_that_hangs_are_a_stall(
     disk: HangingDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(read_only, "LEDGERS_STALLED_S", 0.05)
-    machine = Machine(FaultFileSystem(formatted(), disk.plan))
+    machine = Machine(FaultFileSystem(formatted(), disk.plan), SMALL)
     flush = hang(machine, disk)
     until(lambda: machine.bookie._storage.unmoved[1] > 0.1)
     assert machine.bookie.stall is None, "nobody waits for it"
@@ -90,7 +90,7 @@ def test_flush_that_is_slow_and_goes_on_is_no_stall(
     disk: HangingDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each step counts, not the whole flush: else every full cache would be a stall."""
-    machine = Machine(FaultFileSystem(formatted(), disk.plan))
+    machine = Machine(FaultFileSystem(formatted(), disk.plan), SMALL)
     storage = machine.bookie._storage
     flush = hang(machine, disk)
     until(lambda: storage.unmoved[1] > 0.2)

@@ -87,7 +87,7 @@ def test_each_setting_reaches_the_part_that_it_is_for() -> None:
     assert journal._file_bytes == journal._logs.journal.file_bytes == 65 * KIB
     assert [each.log.file_bytes for each in journal._logs._run_logs] == [65 * KIB] * 2
     assert [each.log.directory for each in journal._logs._run_logs] == list(LEDGERS)
-    assert storage._active_bytes_max == 22 * KIB, "of two directories, and of two generations"
+    assert storage._generation_bytes == 22 * KIB, "of two directories, and of two generations"
     assert (storage._flush_interval_s, storage._write_once_bytes) == (11.0, 7 * KIB)
     compactor, scrubber = storage.compactor, storage.scrubber
     assert (compactor._log_bytes, compactor._bytes_per_s) == (18 * KIB, 1001)

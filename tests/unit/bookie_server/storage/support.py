@@ -16,7 +16,7 @@ from bookie_server.storage.cookie import format_directories
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
 from bookie_server.storage.fs.vfs import FileSystem
 from bookie_server.storage.index.memory_index import MemoryIndex
-from spark_ledger.limits import KIB
+from spark_ledger.limits import KIB, MIB
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire.frame import access_key_hash
@@ -35,7 +35,7 @@ def small_config(**changes: object) -> StorageConfig:
     settings: dict[str, object] = {
         "journal_file_bytes": 64 * KIB,
         "journal_batch_bytes_max": 16 * KIB,
-        "write_cache_bytes": 64 * KIB,
+        "write_cache_bytes": 2 * MIB,  # only a test flushes
         "entry_log_bytes": 16 * KIB,
         "block_cache_bytes": 4 * KIB,
     }

@@ -172,7 +172,7 @@ def test_replay_of_more_than_the_cache_flushes_in_between(
         assert machine.add(7, [entry_id], size=4096) is OK
     for entry_id in range(50):
         assert machine.add(6, [entry_id]) is OK
-    again = Machine(files.crash_clone(None))
+    again = Machine(files.crash_clone(None), small_config(write_cache_bytes=64 * KIB))
     assert again.held(7) == expected(7, range(50), 4096)
     assert again.held(6) == expected(6, range(50))
     assert len(again.bookie._storage.store_of(L).index.rows(L)) > 3

@@ -422,7 +422,8 @@ def test_start_that_is_cut_within_the_replay_of_a_run_log_loses_nothing() -> Non
         if operation.kind == "rename" and operation.path.parent == RUN_LOG / "index":
             cuts.append(lost(disk))
 
-    Machine(FaultFileSystem(disk, plan), CONFIG)
+    small = small_config(write_once_bytes=1000, write_cache_bytes=64 * KIB)
+    Machine(FaultFileSystem(disk, plan), small)
     assert len(cuts) > 3, "several flushes"
     for cut in cuts:
         again = Machine(cut, CONFIG)

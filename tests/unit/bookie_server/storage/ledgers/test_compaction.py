@@ -30,7 +30,7 @@ from tests.unit.bookie_server.storage.support import (
 )
 
 EVEN = LEDGERS[0]
-CONFIG = small_config(write_once_bytes=4 * KIB, write_cache_bytes=256 * KIB)
+CONFIG = small_config(write_once_bytes=4 * KIB, write_cache_bytes=2048 * KIB)
 
 
 def delete(machine: Machine, *ledger_ids: int) -> None:

@@ -38,7 +38,7 @@ from tests.unit.bookie_server.storage.support import (
 )
 
 EVEN = LEDGERS[0]
-CONFIG = small_config(write_once_bytes=4 * KIB, write_cache_bytes=256 * KIB)
+CONFIG = small_config(write_once_bytes=4 * KIB, write_cache_bytes=2048 * KIB)
 
 
 def files_of(machine: Machine) -> MemoryFileSystem:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bookie_server.storage.blocks import encode_run
+from bookie_server.storage.journal.waiting import RunPlace
 from bookie_server.storage.ledgers import write_cache
 from bookie_server.storage.ledgers.slicing import holds
 from bookie_server.storage.ledgers.write_cache import CachedRun, LedgerRuns, WriteCache
@@ -115,3 +116,59 @@ def test_entries_that_all_came_again_are_found_without_a_look_at_each(
         assert found is not None and entry in found.ids()
     assert runs.find(EntryId(1001)) is None
     assert looks <= 4 * 3
+
+
+def placed(ids: list[int]) -> CachedRun:
+    return cached(1, ids)._replace(place=RunPlace(0))
+
+
+def fill(cache: WriteCache, byte_count: int, first: int) -> int:
+    """Add small runs until the cache has so much that is fresh; the next entry."""
+    while cache.fresh_bytes < byte_count:
+        cache.add(cached(1, [first]))
+        first += 1
+    return first
+
+
+ONE = 20_000
+"""Bytes of a generation."""
+
+
+def test_cache_without_a_flush_is_full_with_two_generations() -> None:
+    """Nobody freezes it while another directory, or a deletion, has the flush lock."""
+    cache = WriteCache()
+    entry = fill(cache, ONE, 0)
+    assert not cache.is_full(ONE), "the flush that comes next freezes it"
+    fill(cache, 2 * ONE, entry)
+    assert cache.is_full(ONE)
+    cache.freeze()
+    assert cache.fresh_bytes == 0 and cache.is_full(ONE), "both generations are in the frozen one"
+    cache.drop_frozen()
+    assert not cache.is_full(ONE)
+
+
+def test_cache_beside_a_frozen_generation_is_full_with_one_more() -> None:
+    cache = WriteCache()
+    entry = fill(cache, ONE // 2, 0)
+    cache.freeze()
+    entry = fill(cache, ONE - 1000, entry)
+    assert not cache.is_full(ONE)
+    fill(cache, ONE, entry)
+    assert cache.is_full(ONE) and cache.byte_count < 2 * ONE
+
+
+def test_what_a_freeze_had_to_leave_does_not_make_the_cache_full() -> None:
+    """A flush makes no room of it: it would be made again and again, as the adds wait for one."""
+    cache = WriteCache()
+    for entry in range(60):
+        cache.add(placed([entry]))
+    left = cache.active_bytes
+    assert left > 2 * ONE and cache.is_full(ONE)
+    cache.freeze()
+    assert cache.fresh_bytes == 0 and cache.active_bytes == left and not cache.is_full(ONE)
+    cache.drop_frozen()
+    assert not cache.is_full(ONE)
+    fill(cache, 2 * ONE, 100)
+    assert cache.is_full(ONE), "what is new counts"
+    cache.forget(frozenset({LedgerId(1)}))
+    assert cache.active_bytes == cache.fresh_bytes == 0, "what was left is gone, too"
