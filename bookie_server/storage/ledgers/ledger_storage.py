@@ -123,8 +123,8 @@ class LedgerStorage:
         self._flush_stats = FlushStats(failures=(None,) * len(stores))
         # Changed under _flush_lock; any thread reads it.
         self._flushing: DirectoryStore | None = None
-        # Since when a flush waits for _flush_lock; whoever flushes sets it, any thread reads it.
-        self._waits_since: float | None = None
+        # Since when which thread waits for _flush_lock, to flush. Each sets its own; any reads all.
+        self._waits_since: dict[int, float] = {}
         # Flush thread.
         self._is_lost = False
         # Set once by whoever stops the flush thread, which only reads it.
@@ -156,13 +156,14 @@ class LedgerStorage:
     @property
     def unmoved(self) -> tuple[str, float]:
         """The directory that is being flushed, and for how long it has made no progress; ""
-        and 0 while none is. All of them, while a flush waits for its turn. Any thread."""
-        store, waits_since = self._flushing, self._waits_since
+        and 0 while none is. All of them, while a flush waits and nothing moves. Any thread."""
+        store, waits_since = self._flushing, list(self._waits_since.values())
         if store is not None:
             return str(store.directory), max(0.0, time.monotonic() - store.moved_at)
-        if waits_since is not None:
+        if waits_since:
             directories = ", ".join(str(each.directory) for each in self._stores)
-            return directories, max(0.0, time.monotonic() - waits_since)
+            moved_at = max(min(waits_since), *(each.moved_at for each in self._stores))
+            return directories, max(0.0, time.monotonic() - moved_at)
         return "", 0.0
 
     def flush_failure(self, ledger_id: LedgerId) -> FlushFailure | None:
@@ -258,9 +259,9 @@ class LedgerStorage:
         damaged: list[tuple[DirectoryStore, CorruptionError]] = []
         failures: list[FlushFailure | None] = []
         other_failure = None
-        self._waits_since = self._waits_since or time.monotonic()
+        self._waits_since[threading.get_ident()] = time.monotonic()
         with self._flush_lock:
-            self._waits_since = None
+            del self._waits_since[threading.get_ident()]  # others may wait still
             marks = self._journal.durable_marks  # before any cache is frozen (rule S2)
             run_log_marks = marks.run_logs or (None,) * len(self._stores)
             for store, run_log_mark in zip(self._stores, run_log_marks, strict=True):
@@ -278,6 +279,7 @@ class LedgerStorage:
                     failures.append(None)
                 finally:
                     self._flushing = None
+                    store.moves()  # for those who wait
             stored = [store.mark for store in self._stores]
             if all(mark is not None for mark in stored):
                 # The directory that is furthest behind decides: after a restart it needs all
@@ -288,6 +290,7 @@ class LedgerStorage:
                     errors.append(error)
                     other_failure = str(error)
             self._journal.prepare()
+            self._stores[-1].moves()
             # Within the lock: the outcome that stays must be that of the last checkpoint. An
             # earlier one that failed would otherwise refuse adds although the disk is well again.
             elapsed_s = time.perf_counter() - started
@@ -363,6 +366,7 @@ class LedgerStorage:
             try:
                 with self._flush_lock:
                     gone, use = store.delete_some(left[:at_once], dead)
+                    store.moves()
             except CorruptionError as error:
                 if at_once > 1:  # what can be healed goes with the others; what cannot is found
                     self._heal(store, error, [])
