@@ -3,7 +3,8 @@
 Start: configuration, identity, journal replay, wait for the predecessor's session to end, announce,
 serve. Stop (SIGTERM, SIGINT): withdraw, finish what is in flight, flush, exit 0. A journal that
 fails to write or sync, or a storage thread that ends, ends the process at once with exit code 3:
-nothing may be acknowledged after that.
+nothing may be acknowledged after that. A start whose disk fails ends with it, too: it is tried
+again.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from bookie_server.identity import Identity
 from bookie_server.keeper_process import keeper_beside
 from bookie_server.leaving import LeavingWatch
 from bookie_server.ledger_keys import MetadataKeys
-from bookie_server.opening import open_bookie
+from bookie_server.opening import DiskFailedError, open_bookie
 from bookie_server.process_settings import set_up_process
 from bookie_server.refetch import Refetch
 from bookie_server.registration import Registration, format_new, is_formatted, local_cookie
@@ -116,6 +117,8 @@ async def _exit_code(server: BookieServer) -> int:
         logger.error("%s", error)  # noqa: TRY400 - the message says what to do
         if isinstance(error, BookieReplacedError):
             return EXIT_REPLACED
+        if isinstance(error, DiskFailedError):
+            return EXIT_FATAL
         is_refused = isinstance(error, ConfigurationError | CorruptionError)
         return EXIT_REFUSED if is_refused else EXIT_FAILED
 

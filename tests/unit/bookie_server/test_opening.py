@@ -10,7 +10,7 @@ import pytest
 
 from bookie_server import opening
 from bookie_server.core.disk_space import DirectoryState, WaterMarks
-from bookie_server.opening import open_bookie
+from bookie_server.opening import DiskFailedError, open_bookie
 from bookie_server.storage.cookie import INDEX_NAME
 from bookie_server.storage.disks import ask_disk
 from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
@@ -42,16 +42,21 @@ def test_open_that_fails_releases_the_directories() -> None:
 
 
 @pytest.mark.parametrize("kind", ["list", "fdatasync", "pread", "rename"])
-def test_open_on_a_failing_disk_names_the_directory(kind: str) -> None:
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
+def test_open_on_a_failing_disk_names_the_directory(kind: str, number: int) -> None:
+    """A restart may mend an error of the disk, and nothing that is set up wrongly."""
     files = formatted()
     Machine(files).close()
 
     def plan(operation: Operation) -> Fault | None:
         fails = operation.kind == kind and operation.path.is_relative_to(JOURNAL)
-        return Fault(errno.EIO) if fails else None
+        return Fault(number) if fails else None
 
-    with pytest.raises(ConfigurationError, match=f"cannot be .*{JOURNAL}"):
+    with pytest.raises(ConfigurationError, match=f"cannot be .*{JOURNAL}") as raised:
         Machine(FaultFileSystem(files, plan))
+    is_named_before = kind == "pread"  # the cookie: whose the directory is
+    disk_failed = number == errno.EIO and not is_named_before
+    assert isinstance(raised.value, DiskFailedError) == disk_failed
     assert Machine(files).add(7, [0]) is BookieStatus.OK, "it let go of its directories"
 
 
