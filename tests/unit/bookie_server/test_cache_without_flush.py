@@ -86,8 +86,9 @@ def add_until_one_waits(machine: Machine, ledger: int) -> tuple[int, list[Answer
 
 def check_told(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_only, "LEDGERS_STALLED_S", 0.05)
-    time.sleep(0.1)
-    stalled = machine.bookie.stall
+    deadline = time.monotonic() + 10
+    while (stalled := machine.bookie.stall) is None and time.monotonic() < deadline:
+        time.sleep(0.005)  # the thread that is to wait may begin late
     assert stalled is not None and stalled.cause is Cause.LEDGERS_STALLED
     assert str(LEDGERS[0]) in stalled.reason
 
