@@ -387,8 +387,8 @@ class Replication:
         )
 
     def _excluded(self, now: float) -> frozenset[BookieId]:
-        """Who may not take another's place: members, and who failed here and stays away. Where
-        nothing goes on, whoever answers may (rule P10), but for who has had its time (rule P11)."""
+        """Who may not take another's place: members, who has had its time (rule P11), and who stays
+        away, while those that have not failed suffice, be they silent or not (rule P10)."""
         excluded = self._replaced.outwaited(self.confirmed_end()).union(self.bookies)
         return excluded | self._replaced.staying_away(now) if self.can_confirm() else excluded
 

@@ -62,7 +62,10 @@ def test_two_that_fail_again_and_again_cost_a_ledger_few_fragments(status: Booki
     run_for_minutes(test)
 
 
-def test_stalled_bookies_beside_a_spare_cost_a_writer_few_writes_of_its_metadata() -> None:
+@pytest.mark.parametrize("bookies", [4, 6])
+def test_stalled_bookies_beside_a_spare_cost_a_writer_few_writes_of_its_metadata(
+    bookies: int,
+) -> None:
     """Each that says so was replaced at once by one that says so at once, until the writer ended
     with an internal error."""
 
@@ -79,7 +82,7 @@ def test_stalled_bookies_beside_a_spare_cost_a_writer_few_writes_of_its_metadata
         assert version <= 6
         await writer.close()
 
-    run_for_minutes(test)
+    run_for_minutes(test, bookies)
 
 
 @pytest.mark.parametrize("apart_s", [0.0, 3.0, 10.0])

@@ -282,6 +282,17 @@ def test_where_nothing_goes_on_whoever_answers_may_take_a_place() -> None:
     assert excluded(replication, B2, 9.5) == set()
 
 
+@pytest.mark.parametrize("silent", [(0,), (0, 2)])
+def test_who_stays_away_takes_no_place_of_one_that_is_silent_and_may_store_yet(
+    silent: tuple[int, ...],
+) -> None:
+    """Those that say at once that they stall would take each other's place without end (P10)."""
+    replication = swapped()
+    asked = replication.choose(7.0, silent).excluded
+    assert replication.can_confirm()
+    assert asked.difference(replication.bookies) == {B1}
+
+
 def stood(replication: Replication, last_confirmed: int, since: float) -> Replication:
     """b1 was replaced by b3 then, while an entry waited."""
     replication.fail(down(1, B1), since, 1.0)
