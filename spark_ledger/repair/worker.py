@@ -129,7 +129,7 @@ class Worker:
         self._here: frozenset[tuple[BookieId, BookieState]] = frozenset()
         """The registered bookies at the last pass."""
         self._lost: frozenset[BookieId] = frozenset()
-        """Those whose ledgers an auditor has marked, as of the last look."""
+        """Those whose ledgers were marked, or are about to be, as of the last look."""
         self._lost_before: frozenset[BookieId] = frozenset()
         self._gone: frozenset[BookieId] = frozenset()
         """Those that the last look found lost, and when that was."""
@@ -193,7 +193,8 @@ class Worker:
         if self._store.restored:
             raise MetadataRestoredError(self._store.restored)
         state = await read_node(self._store, AuditState, STATE_PATH)
-        self._lost = frozenset() if state is None else state.value.lost
+        audited = frozenset[BookieId]() if state is None else state.value.lost
+        self._lost = audited | await leaving(self._store)
         is_stopped = state is not None and bool(state.value.stopped)
         return self._config.despite_losses or not is_stopped  # rule R9
 
@@ -352,7 +353,9 @@ class Worker:
         except NoSuchLedgerError:
             await self._unmark(ledger_id, mark_path, marked.version)
             return
-        lost = await self.lost_now(marked.value)
+        # A ledger has a mark for each number of copies: another one may name more of its bookies.
+        more = all_names(ledger.value) & self._lost
+        lost = await self.lost_now(more.union(map(BookieId, marked.value.bookies)))
         still_open: LedgerError | None = None
         if waits_for_its_writer(ledger.value, lost):
             try:
@@ -386,16 +389,15 @@ class Worker:
             self._uncounted["ledgers"] += repair.changed
             await self._unmark(ledger_id, mark_path, marked.version)
 
-    async def lost_now(self, marked: Mark) -> frozenset[BookieId]:
+    async def lost_now(self, bookies: frozenset[BookieId]) -> frozenset[BookieId]:
         """Those of the marked bookies that are lost still: one that came back is not (rule R1).
 
         Ledgers that are begun at the same time share a look as long as it finds all lost. That one
         is there, and its mark may go, only a look says that is later than the mark.
         """
-        bookies = frozenset(map(BookieId, marked.bookies))
         if self._clock() - self._looked_at >= LOST_LOOKED_UP_S or not bookies <= self._gone:
             present = await self._present()
-            self._gone, self._looked_at = bookies - present, self._clock()
+            self._gone, self._looked_at = (bookies | self._lost) - present, self._clock()
         return bookies & self._gone
 
     async def _present(self) -> frozenset[BookieId]:
