@@ -67,6 +67,7 @@ from spark_ledger.repair.nodes import (
     Mark,
     RepairDone,
     count_done,
+    forget_lost,
     leaving,
     mark_root,
 )
@@ -397,6 +398,7 @@ class Worker:
         """
         if self._clock() - self._looked_at >= LOST_LOOKED_UP_S or not bookies <= self._gone:
             present = await self._present()
+            await forget_lost(self._store, bookies & present)
             self._gone, self._looked_at = (bookies | self._lost) - present, self._clock()
         return bookies & self._gone
 
