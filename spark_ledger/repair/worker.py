@@ -73,7 +73,7 @@ from spark_ledger.repair.nodes import (
 )
 from spark_ledger.repair.plan import all_names, waits_for_its_writer
 from spark_ledger.repair.throttle import Throttles
-from spark_ledger.types import BookieId, BookieState, LedgerId, LedgerMetadata, Versioned
+from spark_ledger.types import BookieId, BookieState, EntryId, LedgerId, LedgerMetadata, Versioned
 
 logger = logging.getLogger(__name__)
 
@@ -135,8 +135,9 @@ class Worker:
         self._gone: frozenset[BookieId] = frozenset()
         """Those that the last look found lost, and when that was."""
         self._looked_at = float("-inf")
-        self._waiting_since: dict[LedgerId, tuple[int, float]] = {}
-        """Open ledgers that name a lost bookie: which version, and since when it was seen."""
+        self._waiting_since: dict[LedgerId, tuple[int, float, EntryId | None]] = {}
+        """Open ledgers that name a lost bookie: which version, since when, and what was confirmed
+        then."""
         self._failing: set[LedgerId] = set()
         """Ledgers of which the metadata say why they failed, as of the last look and since."""
         self._tried: set[str] = set()
@@ -414,11 +415,16 @@ class Worker:
     ) -> Versioned[LedgerMetadata]:
         """Close an open ledger that keeps naming a lost bookie, once its writer had time (R3)."""
         ledger_id = ledger.value.ledger_id
-        known, since = self._waiting_since.get(ledger_id, (None, 0.0))
+        known, since, before = self._waiting_since.get(ledger_id, (None, 0.0, None))
         if known != ledger.version:  # and not the fragment: a writer may have left it and come back
-            since = self._clock()
-            self._waiting_since[ledger_id] = (ledger.version, since)
+            since, before = self._clock(), None
+        before = await self._confirmed(ledger.value) if before is None else before
+        self._waiting_since[ledger_id] = (ledger.version, since, before)
         if self._clock() - since < self._config.open_grace_s:
+            return ledger
+        now = await self._confirmed(ledger.value)
+        if before is not None and now is not None and now > before:  # the lost bookie serves it
+            self._waiting_since[ledger_id] = (ledger.version, self._clock(), now)
             return ledger
         if ledger.value.has_password:
             raise UnauthorizedError(
@@ -435,6 +441,12 @@ class Worker:
         await self._client.open_ledger(ledger_id, recover=True)
         self._waiting_since.pop(ledger_id, None)
         return await self._ledgers.read_latest(ledger_id)
+
+    async def _confirmed(self, ledger: LedgerMetadata) -> EntryId | None:
+        """What is confirmed of an open ledger; None if that cannot be asked, or nobody says."""
+        with contextlib.suppress(*_END_NOT_FOUND):
+            return (await self._client.open_ledger(ledger.ledger_id)).last_add_confirmed
+        return None
 
     async def _unmark(self, ledger_id: LedgerId, path: str, version: int) -> None:
         with contextlib.suppress(ConflictError, NotFoundError):
