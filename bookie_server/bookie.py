@@ -273,8 +273,8 @@ class Bookie:
 
     def entry_page(self, ledger_id: LedgerId, first: EntryId) -> EntryPage | None:
         """See ``reads.entry_page``, also for what it raises; any thread."""
-        is_going = ledger_id in self.giving_back
-        return None if is_going else entry_page(self._storage, ledger_id, first)
+        is_going, unsynced_s = ledger_id in self.giving_back, self._journal.unsynced_s
+        return None if is_going else entry_page(self._storage, ledger_id, first, unsynced_s)
 
     def next_ledger_id(self) -> int:
         """An id above all ledgers that were heard of here; any thread."""

@@ -11,7 +11,7 @@ from bookie_server.core.ledger_record import LedgerRecord
 from bookie_server.storage.ledgers.ledger_storage import LedgerStorage
 from spark_ledger.bookie_api import EntryPage, ReadOutcome, Refusal
 from spark_ledger.errors import CorruptionError
-from spark_ledger.limits.bookie import BOOKIE_RANGES_PER_PAGE
+from spark_ledger.limits.bookie import BOOKIE_RANGES_PER_PAGE, JOURNAL_STALLED_S
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 
@@ -67,12 +67,23 @@ def read_entries(
     return ReadOutcome(runs, BookieStatus.OK, entry_id, "")
 
 
-def entry_page(storage: LedgerStorage, ledger_id: LedgerId, first: EntryId) -> EntryPage | None:
+def entry_page(
+    storage: LedgerStorage, ledger_id: LedgerId, first: EntryId, unsynced_s: float = 0.0
+) -> EntryPage | None:
     """What is held of the entries from ``first`` on; None when the ledger is not known.
 
-    Raises OSError or CorruptionError if that cannot be read.
+    ``unsynced_s``: for how long the journal has not synced. Who asks counts copies: once it stalls,
+    what is in memory may be lost with it, and is not said to be held (rule S15).
+
+    Raises OSError or CorruptionError if that cannot be read, or said.
     """
     page = storage.entry_page(ledger_id, first, BOOKIE_RANGES_PER_PAGE)
+    # Behind the page: what was flushed in between is stored.
+    if unsynced_s >= JOURNAL_STALLED_S and storage.store_of(ledger_id).cache.runs_of(ledger_id):
+        raise TimeoutError(
+            f"the journal has not synced for {unsynced_s:.1f} s: which entries of ledger "
+            f"{ledger_id} are stored is not known"
+        )
     if not page.ranges and storage.ledger_record(ledger_id) is None:
         return None
     return page

@@ -33,6 +33,9 @@ from spark_ledger.types import Dlsn
 
 logger = logging.getLogger(__name__)
 
+_DESCRIBED_ROWS_MAX: Final = 65_536
+"""Rows that get the columns about them at once: some 4 MB, in memory as in what Spark is given."""
+
 _ONLY_COUNTED: Final = pa.schema([pa.field(LEDGER_COLUMN, pa.null())])
 """What is read where no stored column is wanted: one that no stream has, so that it is null in each
 row. A batch without a column has no rows."""
@@ -116,12 +119,13 @@ class _StreamRead:
         while self._ranges:
             try:
                 # The entries are in a commit, so they are confirmed: no LAC is asked for (rule T9).
-                for positioned in stream.read_ranges(
+                found = stream.read_ranges(
                     self._ranges,
                     schema=stored,
                     replica_hint=plan.reads.order or plan.replica_hint,
                     where=options.where,
-                ):
+                )
+                for positioned in _in_parts(found, is_described=stored is not wanted):
                     yield _with_metadata(positioned, wanted, metadata_index, options)
                     # Behind the yield: a batch counts once its taker comes back for the next one,
                     # so that a retry neither leaves rows out nor gives them twice.
@@ -157,14 +161,15 @@ class _SpanRead:
         while self._span.commits:
             commits, start, end, replica_hint, reads = self._span
             try:
-                for positioned in stream.read_commits(
+                found = stream.read_commits(
                     commits,
                     start,
                     end,
                     schema=stored,
                     replica_hint=reads.order or replica_hint,
                     where=options.where,
-                ):
+                )
+                for positioned in _in_parts(found, is_described=stored is not wanted):
                     yield _with_metadata(positioned, wanted, metadata_index, options)
                     segment, entry, slot = positioned.position
                     self._span = self._span._replace(
@@ -211,6 +216,18 @@ def _stored_columns(options: ReadOptions, wanted: pa.Schema) -> tuple[pa.Schema,
     if metadata_index < 0:
         return wanted, -1
     return (wanted.remove(metadata_index) if len(wanted) > 1 else _ONLY_COUNTED), metadata_index
+
+
+def _in_parts(
+    batches: Iterable[PositionedBatch], *, is_described: bool
+) -> Iterator[PositionedBatch]:
+    """The same rows, not too many at once if they get columns about them: these take sixty bytes,
+    and an entry of a mebibyte has eight million rows of one bit."""
+    for positioned in batches:
+        if is_described:
+            yield from positioned.in_parts(_DESCRIBED_ROWS_MAX)
+        else:
+            yield positioned
 
 
 def _with_metadata(

@@ -56,9 +56,10 @@ BOOKIE_HELD_MESSAGES_BYTES: Final = 16 * MIB
 up. What comes above it is taken in at once."""
 
 BOOKIE_HELD_MESSAGE_S: Final = 1.0
-"""Such a message is held for this long, and none of its stream behind it. With the time of a
-look-up that is given up (``FIRST_CONTACT_TIMEOUT_S``) it is below the time after which a writer
-takes a bookie for silent."""
+"""Such a message is held for this long, and none of its stream behind it, unless a ledger of it was
+refused as unknown: then it is held until its look-ups have ended. With the time of a look-up that
+is given up (``FIRST_CONTACT_TIMEOUT_S``) it is below the time after which a writer takes a bookie
+for silent."""
 
 BOOKIE_UNSENT_RESULTS_MAX: Final = 4_096
 """Results that wait for a client which does not read them; then its stream is not read either."""

@@ -178,7 +178,8 @@ class Auditor:
         due = due and not found.stopped
         if found.lost - audited or due:
             try:
-                await self.audit(found.lost, known)
+                # Those of before, too: a mark may have been lost, or have gone too early.
+                await self.audit(found.lost | audited, known)
             except LedgerError:  # it may fail each time: who else is gone is seen all the same
                 names, gone = tuple(sorted(without_cookie)) or UNSET, self._gone.saved()
                 seen = msgspec.structs.replace(state, gone_s=gone, without_cookie=names)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Final
 
 from spark_ledger.client.context import ClientContext
 from spark_ledger.errors import (
@@ -44,6 +45,9 @@ from spark_ledger.wire.frame import derive_keys, digest_for
 from spark_ledger.wire.shown_keys import hash_as_key
 
 logger = logging.getLogger(__name__)
+
+_FAILS_ALONE: Final = (NoSuchEntryError, NotEnoughBookiesError, BookieUnavailableError)
+"""What keeps one copy from being made, or one fragment from being repaired."""
 
 _CONFLICTS_MAX = 100
 """A ledger whose metadata change this often while one change is tried is left to the next turn."""
@@ -105,7 +109,7 @@ class LedgerRepair:
             for step in (self._copy_lost, self._refill_others, self._name_copied, self._spread):
                 try:
                     await step(fragment, lost)
-                except (NoSuchEntryError, NotEnoughBookiesError, BookieUnavailableError) as error:
+                except _FAILS_ALONE as error:
                     self._errors.append(error)  # of this fragment: the others are none the worse
 
     async def _refill_others(self, fragment: FinalFragment, lost: frozenset[BookieId]) -> None:
@@ -117,10 +121,12 @@ class LedgerRepair:
                 raise found
 
     async def _copy_lost(self, fragment: FinalFragment, lost: frozenset[BookieId]) -> None:
-        replacements: dict[int, BookieId] = {}
+        replacements = self._copied  # each is named, also if those behind it cannot be made
         for index in lost_indexes(fragment.bookies, lost):
-            replacements[index] = await self._replace(fragment, index, lost, replacements)
-        self._copied = replacements
+            try:
+                replacements[index] = await self._replace(fragment, index, lost, replacements)
+            except _FAILS_ALONE as error:
+                self._errors.append(error)
 
     async def _name_copied(self, fragment: FinalFragment, lost: frozenset[BookieId]) -> None:
         copied, self._copied = self._copied, {}

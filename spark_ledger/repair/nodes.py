@@ -189,6 +189,20 @@ async def forget_without_cookie(store: MetadataStore, bookie_id: BookieId) -> No
             await write_node(store, STATE_PATH, after, before)
 
 
+async def forget_lost(store: MetadataStore, bookies: Collection[BookieId]) -> None:
+    """Count bookies that are registered as lost no more, before their marks go: if they are gone
+    at an auditor's next look, it has to look at all ledgers for them once more (rule R1)."""
+    while bookies:
+        before = await read_or_renew(store, AuditState(), STATE_PATH)
+        if before is None or before.value.lost.union(before.value.gone_s).isdisjoint(bookies):
+            return
+        audited = tuple(sorted(before.value.lost.difference(bookies)))
+        gone_s = {name: s for name, s in before.value.gone_s.items() if name not in bookies}
+        after = msgspec.structs.replace(before.value, audited=audited, gone_s=gone_s)
+        with contextlib.suppress(ConflictError, NotFoundError):  # an auditor wrote what it saw
+            await write_node(store, STATE_PATH, after, before)
+
+
 async def that_stay(store: MetadataStore, bookies: Collection[BookieId]) -> list[Operation]:
     """The parts of a transaction that fails with ConflictError if one of the bookies has been told
     to leave by then (rule R10): its node cannot be created, or is gone at once.

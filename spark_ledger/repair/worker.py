@@ -67,12 +67,13 @@ from spark_ledger.repair.nodes import (
     Mark,
     RepairDone,
     count_done,
+    forget_lost,
     leaving,
     mark_root,
 )
 from spark_ledger.repair.plan import all_names, waits_for_its_writer
 from spark_ledger.repair.throttle import Throttles
-from spark_ledger.types import BookieId, BookieState, LedgerId, LedgerMetadata, Versioned
+from spark_ledger.types import BookieId, BookieState, EntryId, LedgerId, LedgerMetadata, Versioned
 
 logger = logging.getLogger(__name__)
 
@@ -129,13 +130,14 @@ class Worker:
         self._here: frozenset[tuple[BookieId, BookieState]] = frozenset()
         """The registered bookies at the last pass."""
         self._lost: frozenset[BookieId] = frozenset()
-        """Those whose ledgers an auditor has marked, as of the last look."""
+        """Those whose ledgers were marked, or are about to be, as of the last look."""
         self._lost_before: frozenset[BookieId] = frozenset()
         self._gone: frozenset[BookieId] = frozenset()
         """Those that the last look found lost, and when that was."""
         self._looked_at = float("-inf")
-        self._waiting_since: dict[LedgerId, tuple[int, float]] = {}
-        """Open ledgers that name a lost bookie: which version, and since when it was seen."""
+        self._waiting_since: dict[LedgerId, tuple[int, float, EntryId | None]] = {}
+        """Open ledgers that name a lost bookie: which version, since when, and what was confirmed
+        then."""
         self._failing: set[LedgerId] = set()
         """Ledgers of which the metadata say why they failed, as of the last look and since."""
         self._tried: set[str] = set()
@@ -193,7 +195,8 @@ class Worker:
         if self._store.restored:
             raise MetadataRestoredError(self._store.restored)
         state = await read_node(self._store, AuditState, STATE_PATH)
-        self._lost = frozenset() if state is None else state.value.lost
+        audited = frozenset[BookieId]() if state is None else state.value.lost
+        self._lost = audited | await leaving(self._store)
         is_stopped = state is not None and bool(state.value.stopped)
         return self._config.despite_losses or not is_stopped  # rule R9
 
@@ -352,7 +355,9 @@ class Worker:
         except NoSuchLedgerError:
             await self._unmark(ledger_id, mark_path, marked.version)
             return
-        lost = await self.lost_now(marked.value)
+        # A ledger has a mark for each number of copies: another one may name more of its bookies.
+        more = all_names(ledger.value) & self._lost
+        lost = await self.lost_now(more.union(map(BookieId, marked.value.bookies)))
         still_open: LedgerError | None = None
         if waits_for_its_writer(ledger.value, lost):
             try:
@@ -386,16 +391,16 @@ class Worker:
             self._uncounted["ledgers"] += repair.changed
             await self._unmark(ledger_id, mark_path, marked.version)
 
-    async def lost_now(self, marked: Mark) -> frozenset[BookieId]:
+    async def lost_now(self, bookies: frozenset[BookieId]) -> frozenset[BookieId]:
         """Those of the marked bookies that are lost still: one that came back is not (rule R1).
 
         Ledgers that are begun at the same time share a look as long as it finds all lost. That one
         is there, and its mark may go, only a look says that is later than the mark.
         """
-        bookies = frozenset(map(BookieId, marked.bookies))
         if self._clock() - self._looked_at >= LOST_LOOKED_UP_S or not bookies <= self._gone:
             present = await self._present()
-            self._gone, self._looked_at = bookies - present, self._clock()
+            await forget_lost(self._store, bookies & present)
+            self._gone, self._looked_at = (bookies | self._lost) - present, self._clock()
         return bookies & self._gone
 
     async def _present(self) -> frozenset[BookieId]:
@@ -410,11 +415,16 @@ class Worker:
     ) -> Versioned[LedgerMetadata]:
         """Close an open ledger that keeps naming a lost bookie, once its writer had time (R3)."""
         ledger_id = ledger.value.ledger_id
-        known, since = self._waiting_since.get(ledger_id, (None, 0.0))
+        known, since, before = self._waiting_since.get(ledger_id, (None, 0.0, None))
         if known != ledger.version:  # and not the fragment: a writer may have left it and come back
-            since = self._clock()
-            self._waiting_since[ledger_id] = (ledger.version, since)
+            since, before = self._clock(), None
+        before = await self._confirmed(ledger.value) if before is None else before
+        self._waiting_since[ledger_id] = (ledger.version, since, before)
         if self._clock() - since < self._config.open_grace_s:
+            return ledger
+        now = await self._confirmed(ledger.value)
+        if before is not None and now is not None and now > before:  # the lost bookie serves it
+            self._waiting_since[ledger_id] = (ledger.version, self._clock(), now)
             return ledger
         if ledger.value.has_password:
             raise UnauthorizedError(
@@ -431,6 +441,12 @@ class Worker:
         await self._client.open_ledger(ledger_id, recover=True)
         self._waiting_since.pop(ledger_id, None)
         return await self._ledgers.read_latest(ledger_id)
+
+    async def _confirmed(self, ledger: LedgerMetadata) -> EntryId | None:
+        """What is confirmed of an open ledger; None if that cannot be asked, or nobody says."""
+        with contextlib.suppress(*_END_NOT_FOUND):
+            return (await self._client.open_ledger(ledger.ledger_id)).last_add_confirmed
+        return None
 
     async def _unmark(self, ledger_id: LedgerId, path: str, version: int) -> None:
         with contextlib.suppress(ConflictError, NotFoundError):

@@ -35,7 +35,7 @@ from spark_ledger.stream.format.entries import EncodedEntry, EntryEncoder, in_pi
 from spark_ledger.stream.ledgers import PURPOSE_SEGMENTS, Ledgers, OpenLedger, ledger_tags
 from spark_ledger.stream.model import UNPLACED, Compression, Segment, parse_compression
 from spark_ledger.stream.schema_registry import Fit, SchemaRegistry
-from spark_ledger.stream.statistics import EntryFacts, of_entries
+from spark_ledger.stream.statistics import NO_FACTS, EntryFacts, merged, of_entries
 from spark_ledger.types import EntryId
 
 logger = logging.getLogger(__name__)
@@ -85,7 +85,8 @@ class _OpenSegment:
     schema_version: int
     first_entry: EntryId
     entry_rows: list[int] = field(default_factory=list)
-    facts: list[EntryFacts] = field(default_factory=list)
+    facts: EntryFacts = NO_FACTS
+    """Of all entries together: a task may write any number of them."""
     size_bytes: int = 0
     last: asyncio.Future[int] | None = None
     """The entry pushed last. A ledger confirms in order, so with it all are confirmed."""
@@ -99,7 +100,7 @@ class _OpenSegment:
         self.last = future
         self.entry_rows.append(entry.rows)
         if entry.facts is not None:
-            self.facts.append(entry.facts)
+            self.facts = merged(self.facts, entry.facts)
         self.size_bytes += len(entry.payload)
 
     def _keep_failure(self, future: asyncio.Future[int]) -> None:
@@ -132,7 +133,7 @@ class _OpenSegment:
             schema_version=self.schema_version,
             entry_rows=tuple(self.entry_rows),
             new_schema=self.new_schema,
-            statistics=of_entries(self.facts),
+            statistics=of_entries([self.facts]),
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from hashlib import blake2b
 from typing import Final, NamedTuple, TypeAlias
 
@@ -74,16 +75,23 @@ class EntryFacts(NamedTuple):
     hashes: frozenset[int] | None
 
 
+NO_FACTS: Final = EntryFacts(None, None, frozenset())
+"""Of no entry."""
+
+
+def merged(one: EntryFacts, other: EntryFacts) -> EntryFacts:
+    """Of the entries of both. It has no more hashes than go into a filter, so what is known of many
+    entries takes no more memory than what is known of a few."""
+    times, keys = _widest(one.times, other.times), _widest(one.keys, other.keys)
+    if one.hashes is None or other.hashes is None:
+        return EntryFacts(times, keys, None)
+    hashes = one.hashes | other.hashes
+    return EntryFacts(times, keys, hashes if len(hashes) <= KEYS_FILTERED_MAX else None)
+
+
 def of_entries(facts: Iterable[EntryFacts]) -> Statistics | None:
     """The statistics of a segment of these entries; None if they say nothing."""
-    times = keys = None
-    hashes: set[int] | None = set()
-    for each in facts:
-        times, keys = _widest(times, each.times), _widest(keys, each.keys)
-        if hashes is None or each.hashes is None or len(hashes | each.hashes) > KEYS_FILTERED_MAX:
-            hashes = None
-        else:
-            hashes |= each.hashes
+    times, keys, hashes = reduce(merged, facts, NO_FACTS)
     found = Statistics(times, keys, _filter_of(hashes) if hashes else b"")
     return None if found == Statistics() else found
 
@@ -110,7 +118,7 @@ def _probes(hashed: int, bits: int) -> Iterator[int]:
     return ((hashed + nth * step) & (bits - 1) for nth in range(_PROBES))
 
 
-def _filter_of(hashes: set[int]) -> bytes:
+def _filter_of(hashes: frozenset[int]) -> bytes:
     size = _FILTER_BYTES_MIN
     while 8 * size < _BITS_PER_KEY * len(hashes):
         size *= 2

@@ -44,6 +44,10 @@ _CODES: Final = {Compression.NONE: 0, Compression.LZ4: 1, Compression.ZSTD: 2}
 DECODED_BYTES_MAX: Final = 256 * MIB
 """Arrow bytes of one entry after decompression, at most: a reader needs memory for them."""
 
+_READ_BYTES_MAX: Final = DECODED_BYTES_MAX + 1 * MIB
+"""What a reader takes. Writers took what Arrow calls the size of a batch for the bytes, and it
+counts some of each column less: such rows were committed."""
+
 _DECODED_BY_THREADS_BYTES_MIN: Final = 64 * KIB
 """From this size on Arrow may decompress columns at the same time."""
 
@@ -189,15 +193,32 @@ class EntryEncoder:
         buffer = sink.getvalue()
         entries: list[EncodedEntry] = []
         for start, end, piece in bounds:
-            if max(end - start + HEADER_BYTES, piece.nbytes // 16) > ENTRY_PAYLOAD_BYTES_MAX:
-                entries += self._split(piece, max(end - start, piece.nbytes), first_row)
+            message = buffer.slice(start, end - start)
+            if not self._fits(message, piece):
+                entries += self._split(piece, max(message.size, piece.nbytes), first_row)
             else:
                 header = HEADER.pack(MAGIC, 0, self._code, self.schema_version, piece.num_rows)
-                payload = b"".join((header, buffer.slice(start, end - start)))
+                payload = b"".join((header, message))
                 facts = None if self._describe is None else self._describe(piece)
                 entries.append(EncodedEntry(payload, piece.num_rows, facts))
             first_row += piece.num_rows
         return entries
+
+    def _fits(self, message: pa.Buffer, piece: pa.RecordBatch) -> bool:
+        """Whether a message is small enough for an entry, and for whoever reads it."""
+        if HEADER_BYTES + message.size > ENTRY_PAYLOAD_BYTES_MAX:
+            return False
+        # Arrow writes up to some 200 bytes more for a column than it counts here, so only a
+        # reader's own look is exact. Of nearly all entries there is nothing to look at.
+        if piece.nbytes <= DECODED_BYTES_MAX // 2:
+            return True
+        reason = check_record_batch_message(
+            memoryview(message),
+            rows=piece.num_rows,
+            compression=self._code,
+            decoded_bytes_max=DECODED_BYTES_MAX,
+        )
+        return reason is None
 
     def _split(self, piece: pa.RecordBatch, size_bytes: int, first_row: int) -> list[EncodedEntry]:
         """The entries of a slice that is too large for one, made from its two halves.
@@ -206,9 +227,9 @@ class EntryEncoder:
         """
         if piece.num_rows == 1:
             raise EntryTooLargeError(
-                f"row {first_row} (counted from 0) takes {size_bytes} bytes; an entry holds at "
-                f"most {ENTRY_PAYLOAD_BYTES_MAX} bytes ({DECODED_BYTES_MAX} before compression), "
-                "and a row cannot be divided: store large values elsewhere, or split them"
+                f"row {first_row} (counted from 0) takes about {size_bytes} bytes; an entry holds "
+                f"at most {ENTRY_PAYLOAD_BYTES_MAX} ({DECODED_BYTES_MAX} before compression), and "
+                "a row cannot be divided: store large values elsewhere, or split them"
             )
         middle = piece.num_rows // 2
         return self._write([piece.slice(0, middle), piece.slice(middle)], first_row)
@@ -269,7 +290,7 @@ class EntryDecoder:
             memoryview(message),
             rows=header.rows,
             compression=header.compression,
-            decoded_bytes_max=DECODED_BYTES_MAX,
+            decoded_bytes_max=_READ_BYTES_MAX,
         )
         if reason:
             raise CorruptionError(f"{where}: {reason}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -16,6 +17,9 @@ that Arrow makes from Python values it loads pandas, which takes longer than all
 
 _KEPT_MIN: Final = 16_384
 """How many integers are made at first: more than most batches have rows."""
+
+_KEPT_MAX: Final = 262_144
+"""Beyond these, integers are added up from those that are kept."""
 
 
 class PositionedBatch(NamedTuple):
@@ -35,6 +39,16 @@ class PositionedBatch(NamedTuple):
         """The rows that the reader wants, of this batch or of one made from it row by row."""
         whole = self.batch if batch is None else batch
         return whole if self.matching is None else whole.filter(self.matching)
+
+    def in_parts(self, rows: int) -> Iterator[PositionedBatch]:
+        """The same rows in their order, up to so many at once. Nothing is copied."""
+        for first in range(0, self.batch.num_rows, rows):
+            yield self._replace(
+                position=self.position._replace(slot=self.position.slot + first),
+                batch=self.batch.slice(first, rows),
+                row=self.row + first,
+                matching=None if self.matching is None else self.matching.slice(first, rows),
+            )
 
 
 def ledger_type(*, names_stream: bool = False) -> pa.StructType:
@@ -77,6 +91,10 @@ def numbers(first: int, end: int) -> pa.Int64Array:
     """The integers ``first`` .. ``end - 1``: a slice of one array that is kept, because to make it
     costs more than the rest of the column."""
     global _kept
+    if first > 0 and end > _KEPT_MAX:
+        import pyarrow.compute as pc
+
+        return pc.add(numbers(0, end - first), pa.scalar(first, pa.int64()))
     if _kept is None or len(_kept) < end:
         known = 0 if _kept is None else len(_kept)
         _kept = pa.array(range(max(end, 2 * known, _KEPT_MIN)), pa.int64())

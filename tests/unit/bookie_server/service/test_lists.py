@@ -12,7 +12,8 @@ from bookie_server.bookie import Bookie
 from bookie_server.service import lists
 from bookie_server.service.lists import list_error, next_part
 from spark_ledger.errors import CorruptionError
-from spark_ledger.types import BookieStatus
+from spark_ledger.limits.bookie import JOURNAL_STALLED_S
+from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
 from spark_ledger.wire.codec import status_to_wire
 from tests.unit.bookie_server.storage.support import Machine, formatted
@@ -85,6 +86,28 @@ def test_list_that_cannot_be_read_is_an_error_and_no_denial(
     part, behind = next_part(machine.bookie, request, 0)
     assert part.status == status_to_wire(BookieStatus.IO_ERROR) and part.message == str(error)
     assert part.has_ledgers is ledgers and behind is None
+
+
+def test_what_a_journal_that_stalls_has_not_synced_is_not_listed(machine: Machine) -> None:
+    """It is in memory only: a check of copies that counts it is the last one for a week. What
+    recoveries and readers are told stays the same (rules P12 and P13)."""
+    now = [100.0]
+    machine.bookie._journal._clock = lambda: now[0]
+    answers = machine.start_add(2, [1])
+    request = pb.ListEntriesRequest(ledger_id=2)
+    now[0] += 0.9 * JOURNAL_STALLED_S
+    assert len(next_part(machine.bookie, request, 0)[0].ranges) == 1, "its sync may take a moment"
+    now[0] += 0.2 * JOURNAL_STALLED_S
+    part, behind = next_part(machine.bookie, request, 0)
+    assert part.status == status_to_wire(BookieStatus.IO_ERROR) and "ledger 2" in part.message
+    assert not part.ranges and behind is None and not answers
+    read = machine.bookie.read(LedgerId(2), EntryId(0), EntryId(1), stride=1, max_bytes=1000)
+    assert read.status is BookieStatus.OK and sum(run.count for run in read.runs) == 2
+    other = next_part(machine.bookie, pb.ListEntriesRequest(ledger_id=4), 0)[0]
+    assert other.status == status_to_wire(BookieStatus.OK) and other.ranges, "all of it is stored"
+    machine.settle()
+    part, _ = next_part(machine.bookie, request, 0)
+    assert [(each.first_entry, each.last_entry) for each in part.ranges] == [(0, 1)]
 
 
 def test_ledger_that_is_not_known_is_denied_and_nonsense_is_named(machine: Machine) -> None:

@@ -10,11 +10,14 @@ import pytest
 from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 
 from connector.options import read_options, write_options
+from connector.read import task
 from connector.read.partitions import StreamPartition
 from connector.read.readers import LedgerBatchReader
+from connector.read.source import stored_schema
 from connector.schema import METADATA_TYPE
 from spark_ledger.errors import BookieUnavailableError, ConfigurationError, SchemaMismatchError
 from spark_ledger.stream.blocking import Stream
+from spark_ledger.stream.format.metadata_column import PositionedBatch
 from tests.unit.connector.world import Cluster, batch_write, cluster, copied, to_read
 
 __all__ = ["cluster"]
@@ -122,6 +125,39 @@ def test_filtered_read_that_is_resumed_doubles_no_row(
 
     monkeypatch.setattr(Stream, "read_ranges", failing)
     assert [row["a"] for row in read(startingEventTime="2026-01-02")[1]] == list(range(1, 20, 2))
+
+
+@pytest.mark.parametrize("reads_spans", [False, True])
+@pytest.mark.parametrize("columns", ["true", "kafka"])
+def test_rows_get_the_columns_about_them_a_few_at_once(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, columns: str, reads_spans: bool
+) -> None:
+    """An entry of a mebibyte has eight million rows of one bit."""
+    monkeypatch.setattr(task, "_DESCRIBED_ROWS_MAX", 7)
+    if reads_spans:
+        monkeypatch.setattr("spark_ledger.stream.plan.read_plan.SEGMENTS_PLANNED_MAX", 0)
+    stream = cluster.outside.create_stream("s", pa.schema({"value": pa.string()}))
+    for first in (0, 30):
+        stream.append(pa.table({"value": [str(n) for n in range(first, first + 30)]}))
+    described, whole = [], task._all_with_metadata
+
+    def counting(positioned: PositionedBatch, *how: Any) -> pa.RecordBatch:
+        described.append(positioned.batch.num_rows)
+        return whole(positioned, *how)
+
+    monkeypatch.setattr(task, "_all_with_metadata", counting)
+    options = to_read(False, includeMetadata=columns, startingPosition='{"segment": 0, "slot": 5}')
+    reader = LedgerBatchReader(options, stored_schema(options))
+    rows = pa.Table.from_batches(
+        [batch for part in reader.partitions() for batch in copied(reader).read(copied(part))]
+    ).to_pylist()
+    assert [int(row["value"]) for row in rows] == list(range(5, 60))
+    assert described == [7, 7, 7, 4, 7, 7, 7, 7, 2]
+    if columns == "kafka":
+        assert [row["offset"] for row in rows] == list(range(5, 60))
+    else:
+        places = [(row["_ledger"]["segment"], row["_ledger"]["slot"]) for row in rows]
+        assert places == [divmod(n, 30) for n in range(5, 60)]
 
 
 def test_write_declares_columns_of_the_stream_that_it_creates(

@@ -16,6 +16,7 @@ from spark_ledger.errors import (
     DataLossError,
     LedgerError,
     MetadataUnavailableError,
+    NotFoundError,
 )
 from spark_ledger.keeper import streams
 from spark_ledger.keeper.keeper import Keeper
@@ -266,15 +267,30 @@ def test_stream_that_keeps_all_from_now_on_is_not_hurried_for() -> None:
     run(test)
 
 
-def test_page_that_a_dead_keeper_took_away_ends_no_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error", [DataLossError("the page is gone"), NotFoundError("its ledger is gone")]
+)
+@pytest.mark.parametrize("step", ["last_followed_by", "get"])
+def test_page_that_a_dead_keeper_took_away_ends_no_sweep(
+    error: LedgerError, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the look for how much waits meets it here."""
+
     async def test(world: World) -> None:
         clock = Clock()
         stream, keeper = await crowded(world, clock)
 
         async def lost(*_arguments: object) -> int:
-            raise DataLossError("the page is gone")
+            raise error
 
-        monkeypatch.setattr(CommitLog, "last_followed_by", lost)
+        crowded_at = StreamRetention.crowded
+
+        async def with_lost(retention: StreamRetention, size_bytes: int) -> int:
+            with monkeypatch.context() as patch:
+                patch.setattr(CommitLog, step, lost)
+                return await crowded_at(retention, size_bytes)
+
+        monkeypatch.setattr(StreamRetention, "crowded", with_lost)
         await passes(keeper, clock, 340)
         assert await given_back(stream) == 7 and keeper._stream_keeper.last_error == ""
 

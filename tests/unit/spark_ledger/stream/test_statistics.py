@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,8 +15,10 @@ import pyarrow as pa
 import pytest
 
 from spark_ledger.errors import ConfigurationError
-from spark_ledger.limits.stream import KEY_FILTERS_BYTES_MAX
+from spark_ledger.limits import KIB
+from spark_ledger.limits.stream import KEY_FILTERS_BYTES_MAX, KEYS_FILTERED_MAX
 from spark_ledger.stream import declared, statistics
+from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.commit.commit_rules import Proposal
 from spark_ledger.stream.declared import Describer, declared_columns
 from spark_ledger.stream.model import UNPLACED, Segment, StreamConfig
@@ -31,7 +34,8 @@ from spark_ledger.stream.statistics import (
     of_entries,
 )
 from spark_ledger.stream.where import Where
-from tests.unit.spark_ledger.stream.world import loose
+from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
+from tests.unit.spark_ledger.stream.world import SCHEMA, loose, run, table
 
 SPARSE = b"\x01" + bytes(63)
 FULL = b"\xff" * 64
@@ -71,6 +75,33 @@ def test_filter_has_a_byte_for_each_key_and_none_for_too_many(
     ):
         found = of_entries(entries)
         assert found is not None and bool(found.key_filter) == has_filter
+
+
+def test_writer_keeps_no_more_of_the_keys_of_its_entries_than_a_filter_takes() -> None:
+    """A task writes any number of entries, and what is kept of each would add up."""
+
+    async def test() -> None:
+        ledgers = FakeLedgers()
+        catalog = StreamCatalog(ledgers)
+        stream = await catalog.create("s", SCHEMA, entry_bytes=KIB, key_columns=("n",))
+        writer = stream.writer()
+        before, kept = hashes_in_memory(), []
+        for start in range(0, 3 * KEYS_FILTERED_MAX, 64):
+            await writer.write(table(start, 64))
+            kept.append(hashes_in_memory() - before)
+        (segment,) = await writer.finish()
+        assert segment.entries > 90
+        assert KEYS_FILTERED_MAX // 2 < max(kept) <= KEYS_FILTERED_MAX + 64 and kept[-1] <= 64
+        assert segment.statistics == Statistics(keys=(0, segment.rows - 1))
+        await writer.close()
+
+    run(test())
+
+
+def hashes_in_memory() -> int:
+    """Of keys, that somebody keeps for a filter."""
+    found = [each for each in gc.get_objects() if type(each) is EntryFacts]
+    return sum(len(each.hashes or ()) for each in found)
 
 
 @pytest.mark.parametrize(

@@ -198,16 +198,50 @@ def test_a_row_that_compresses_well_may_be_larger_than_an_entry() -> None:
     assert decode_entry(payload, batch.schema, "e").equals(batch)
 
 
-def test_a_row_that_compresses_too_well_to_be_read_again_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("columns", [1, 300])
+@pytest.mark.parametrize("compression", [Compression.LZ4, Compression.ZSTD])
+def test_row_is_refused_exactly_where_nobody_could_read_it_again(
+    compression: Compression, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reader takes sixteen times the bytes of an entry, and calls what holds more corrupt."""
-    monkeypatch.setattr(entries_module, "ENTRY_PAYLOAD_BYTES_MAX", 4096)
-    for size, is_refused in ((15 * 4096, False), (17 * 4096, True)):
-        made = encoder(pa.schema([("b", pa.binary())]), Compression.ZSTD)
-        with pytest.raises(EntryTooLargeError) if is_refused else nullcontext():
-            made.add(pa.record_batch({"b": [b"y" * size]}))
-            made.flush()
+    """Arrow writes a few bytes for each column that no size of a batch counts."""
+    schema = pa.schema([(f"c{n}", pa.string()) for n in range(columns)])
+    largest = 40_000
+    monkeypatch.setattr(entries_module, "_READ_BYTES_MAX", largest)  # as programs of before
+    found = set()
+    for size in range(largest - 80 * columns, largest + 20, 1 if columns == 1 else 97):
+        # Arrow writes more of what is cut out of the middle of a batch.
+        texts = [["z" * 50] * 3] * (columns - 1)
+        batch = pa.record_batch([["x", "y" * size, "z"], *texts], schema=schema).slice(1, 1)
+        monkeypatch.setattr(entries_module, "DECODED_BYTES_MAX", 1 << 30)
+        ((payload, _),) = encode_all([batch], compression, MIB)
+        try:
+            decode_entry(payload, schema, "e")
+        except CorruptionError as error:
+            assert "decompress to more than 40000 bytes" in str(error)
+            is_readable = False
+        else:
+            is_readable = True
+        monkeypatch.setattr(entries_module, "DECODED_BYTES_MAX", largest)
+        with nullcontext() if is_readable else pytest.raises(EntryTooLargeError, match="row 0 "):
+            assert encode_all([batch], compression, MIB)[0][0] == payload
+        found.add(is_readable)
+    assert found == {True, False}
+
+
+@pytest.mark.parametrize("above", [1, 15, 40_000, MIB, MIB + 1])
+def test_row_a_little_above_the_limit_is_read_as_writers_of_before_let_it_through(
+    above: int,
+) -> None:
+    """They took the size of the batch, which is less than what Arrow writes."""
+    batch = pa.record_batch({"b": [b"ab" * 5000]})
+    ((payload, _),) = encode_all([batch], Compression.LZ4, MIB)
+    at = payload.rindex(struct.pack("<q", 10_000))
+    offsets_bytes = 8
+    claim = struct.pack("<q", entries_module.DECODED_BYTES_MAX + above - offsets_bytes)
+    # Arrow is asked, and finds that the entry holds less.
+    reason = "damaged Arrow data" if above <= MIB else "decompress to more"
+    with pytest.raises(CorruptionError, match=reason):
+        decode_entry(payload[:at] + claim + payload[at + 8 :], batch.schema, "e")
 
 
 @pytest.mark.parametrize("compression", list(Compression))

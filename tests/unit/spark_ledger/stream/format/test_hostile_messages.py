@@ -123,7 +123,7 @@ def test_buffers_count_together_against_what_a_reader_decompresses(
     assert batch.nbytes == 32_000
     for compression in Compression:
         data = payload(compression, batch)
-        monkeypatch.setattr(entries, "DECODED_BYTES_MAX", 32_000)
+        monkeypatch.setattr(entries, "_READ_BYTES_MAX", 32_000)
         assert decode_entry(bytes(data), batch.schema, "entry").equals(batch)
-        monkeypatch.setattr(entries, "DECODED_BYTES_MAX", 31_999)
+        monkeypatch.setattr(entries, "_READ_BYTES_MAX", 31_999)
         assert "decompress to more than 31999 bytes" in refusal(data, batch)

@@ -25,6 +25,18 @@ def test_numbers_are_right_whatever_was_asked_for_before(monkeypatch: pytest.Mon
         assert found.to_pylist() == list(range(first, end)) and found.type == pa.int64()
 
 
+def test_numbers_of_far_rows_keep_no_array_of_all_before_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(metadata_column, "_KEPT_MIN", 8)
+    monkeypatch.setattr(metadata_column, "_KEPT_MAX", 16)
+    monkeypatch.setattr(metadata_column, "_kept", None)
+    for first, end in ((3, 16), (3, 17), (1000, 1005), (5, 2), (1, 21), (0, 20), (19, 22)):
+        found = numbers(first, max(first, end))
+        assert found.to_pylist() == list(range(first, end)) and found.type == pa.int64()
+        assert metadata_column._kept is not None and len(metadata_column._kept) <= 32
+
+
 @pytest.mark.parametrize("stream", [None, "flights"])
 def test_column_has_the_position_of_each_row(stream: str | None) -> None:
     batch = pa.record_batch({"n": [5, 6, 7]})
@@ -55,3 +67,22 @@ def test_rows_that_are_wanted_are_those_of_the_batch_that_was_made_from_it() -> 
     some = whole._replace(matching=pa.array([True, False, True]))
     assert some.wanted().to_pydict() == {"n": [5, 7]}
     assert some.wanted(other).to_pydict() == {"m": ["a", "c"]}
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 8])
+@pytest.mark.parametrize("is_filtered", [False, True])
+def test_parts_have_the_places_and_the_rows_of_the_whole(rows: int, is_filtered: bool) -> None:
+    batch = pa.record_batch({"n": range(7)})
+    matching = pa.array([n % 3 == 1 for n in range(7)]) if is_filtered else None
+    whole = PositionedBatch(Dlsn(4, 3, 20), LedgerId(9), 8, 1000, batch, 500, matching)
+    parts = list(whole.in_parts(rows))
+    assert max(part.batch.num_rows for part in parts) <= rows
+
+    def described(part: PositionedBatch) -> pa.Table:
+        offsets = pa.array(range(part.row, part.row + part.batch.num_rows))
+        columns = [*part.batch.columns, ledger_array(part), offsets]
+        made = pa.RecordBatch.from_arrays(columns, ["n", "_ledger", "offset"])
+        return pa.Table.from_batches([part.wanted(made)])
+
+    found = pa.concat_tables([described(part) for part in parts])
+    assert found.equals(described(whole)) and found.num_rows == (2 if is_filtered else 7)

@@ -1,0 +1,106 @@
+"""Marks that went too early, or were lost: they are made again while the bookie is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import pytest
+
+from spark_ledger.metadata.json_nodes import read_node
+from spark_ledger.metadata.unsettled import id_path
+from spark_ledger.repair.nodes import STATE_PATH, AuditState, mark_root
+from spark_ledger.types import BookieId
+from tests.unit.spark_ledger.client.world import World, run_virtually
+from tests.unit.spark_ledger.repair.test_checker import closed
+from tests.unit.spark_ledger.repair.world import AUDIT, Crew, crew, give_cookies, lose, marked
+
+
+async def looks(cared: Crew, seconds: float) -> None:
+    """Of the auditor alone."""
+    for _ in range(round(seconds / 10)):
+        cared.clock.now += 10.0
+        await cared.auditor.run_pass()
+
+
+async def short_life(world: World, cared: Crew, name: BookieId) -> None:
+    """A lost bookie starts, and ends again, while a worker looks and no auditor does."""
+    world.revive(name)
+    await world.register(name)
+    cared.clock.now += 1.0
+    await cared.worker.run_pass()
+    await lose(world, name)
+    assert await marked(world) == {}
+
+
+def test_mark_that_was_lost_is_made_again_within_a_day() -> None:
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        client = await world.client()
+        writer = await closed(client)
+        cared = await crew(world)
+        cared.auditor._config = replace(AUDIT, audit_interval_s=1000.0)
+        await lose(world, writer.metadata.last_fragment.bookies[0])
+        await looks(cared, 120)
+        assert await marked(world) == {writer.ledger_id: 2}
+        await client.store.delete(id_path(mark_root(2), writer.ledger_id))
+        await looks(cared, 500)
+        assert await marked(world) == {}
+        await looks(cared, 600)
+        assert await marked(world) == {writer.ledger_id: 2}
+
+    run_virtually(test, bookies=6)
+
+
+def test_ledger_is_marked_by_all_that_are_lost_also_those_of_before() -> None:
+    """Else it would wait behind others that have more copies left."""
+
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        client = await world.client()
+        writer = await closed(client)
+        cared = await crew(world)
+        first, second, *_ = writer.metadata.last_fragment.bookies
+        await lose(world, first)
+        await looks(cared, 120)
+        await lose(world, second)
+        await looks(cared, 120)
+        assert await client.store.get(id_path(mark_root(1), writer.ledger_id))
+
+    run_virtually(test, bookies=6)
+
+
+@pytest.mark.parametrize("is_at_it", [False, True])
+def test_bookie_that_only_a_worker_saw_is_lost_anew_at_once(is_at_it: bool) -> None:
+    """Also while the auditor still looks at all ledgers because of it, for minutes."""
+
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        client = await world.client()
+        writer = await closed(client)
+        cared = await crew(world)
+        name = BookieId(writer.metadata.last_fragment.bookies[0])
+        await lose(world, name)
+        audit, lives = cared.auditor.audit, [name] if is_at_it else []
+
+        async def slow(lost: Collection[BookieId], known: Collection[BookieId] | None) -> int:
+            found = await audit(lost, known)
+            if lives and lives[0] in lost:
+                await short_life(world, cared, lives.pop())
+            return found
+
+        cared.auditor.audit = slow  # type: ignore[method-assign, assignment]
+        await looks(cared, 120)
+        if not is_at_it:
+            await short_life(world, cared, name)
+            state = await read_node(client.store, AuditState, STATE_PATH)
+            assert state is not None and state.value.audited == () and not state.value.gone_s
+            await looks(cared, 10)
+        assert await marked(world) == {writer.ledger_id: 2}
+        state = await read_node(client.store, AuditState, STATE_PATH)
+        assert state is not None and state.value.audited == (name,)
+        await cared.passes(10)
+        assert name not in (await client.ledger_metadata(writer.ledger_id)).fragments[0].bookies
+        assert await marked(world) == {}
+
+    run_virtually(test, bookies=6)

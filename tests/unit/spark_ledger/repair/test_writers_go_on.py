@@ -1,0 +1,104 @@
+"""Writers whose bookie has lost ZooKeeper, and serves: they add all the time (rule R3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from spark_ledger.errors import BookieUnavailableError, LedgerError
+from spark_ledger.metadata.ledgers import LedgerStore
+from spark_ledger.types import BookieId, EntryId, Fragment
+from tests.unit.spark_ledger.client.world import World, run_virtually
+from tests.unit.spark_ledger.repair.test_worker import filled
+from tests.unit.spark_ledger.repair.world import contents, crew, give_cookies, lacking, marked
+
+
+async def unregister(world: World, name: BookieId) -> None:
+    """It takes entries and answers as before, and counts as lost."""
+    await world._registries[name].deregister()
+
+
+def test_writer_that_adds_to_a_bookie_without_zookeeper_is_not_ended() -> None:
+    """Its metadata stay the same all the time. Once it adds nothing it has its grace, and no
+    more."""
+
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        client = await world.client()
+        writer = await filled(client)
+        name = writer.metadata.last_fragment.bookies[0]
+        cared = await crew(world)
+        await unregister(world, name)
+        for _ in range(100):
+            await cared.passes(10)
+            await writer.append(b"more")
+        assert name in writer.metadata.last_fragment.bookies
+        assert set(await marked(world)) == {writer.ledger_id}
+        await cared.passes(150)
+        assert not (await client.ledger_metadata(writer.ledger_id)).is_closed
+        await cared.passes(300)
+        assert (await client.ledger_metadata(writer.ledger_id)).is_closed
+        assert await marked(world) == {}
+        assert await lacking(world, client, writer.ledger_id) == []
+        assert len(await contents(client, writer.ledger_id)) == 120
+        with pytest.raises(LedgerError):
+            await writer.append(b"late")
+
+    run_virtually(test, bookies=5)
+
+
+@pytest.mark.parametrize("adds", [False, True])
+def test_bookies_are_asked_again_that_did_not_say_what_was_there_at_first(
+    adds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And then only once more in each grace."""
+
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        client = await world.client()
+        writer = await filled(client)
+        cared = await crew(world)
+        opener, asked = cared.worker._client, 0
+        real = opener.open_ledger
+
+        async def opened(*given: Any, **options: Any) -> Any:
+            nonlocal asked
+            asked += not options
+            if asked == 1 and not options:
+                raise BookieUnavailableError("for a moment")
+            return await real(*given, **options)
+
+        monkeypatch.setattr(opener, "open_ledger", opened)
+        await unregister(world, writer.metadata.last_fragment.bookies[0])
+        for _ in range(31):
+            await cared.passes(10)
+            if adds:
+                await writer.append(b"more")
+        assert (await client.ledger_metadata(writer.ledger_id)).is_closed is not adds and asked == 3
+
+    run_virtually(test, bookies=5)
+
+
+def test_writer_that_has_just_replaced_a_bookie_has_its_grace() -> None:
+    """What it adds there is confirmed later."""
+
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        client = await world.client()
+        writer = await filled(client)
+        first, second, third = writer.metadata.last_fragment.bookies
+        cared = await crew(world)
+        await unregister(world, first)
+        await cared.passes(250)
+        stored = await LedgerStore(client.store).read(writer.ledger_id)
+        other = min(set(world.bookies) - {first, second, third})
+        more = Fragment(EntryId(20), (first, second, other))
+        changed = stored.value.with_changes(fragments=(*stored.value.fragments, more))
+        await client.context.ledgers.compare_and_set(changed, stored.version)
+        await cared.passes(190)
+        assert not (await client.ledger_metadata(writer.ledger_id)).is_closed
+        await cared.passes(40)
+        assert (await client.ledger_metadata(writer.ledger_id)).is_closed
+
+    run_virtually(test, bookies=5)
