@@ -97,6 +97,8 @@ class LedgerDeletions:
     async def recover(self, ledger_id: LedgerId) -> None:
         try:
             await self._client.open_ledger(ledger_id, recover=True)
+        except MetadataRestoredError:
+            raise
         except LedgerError as error:
             logger.warning("ledger %d of a former version is not closed: %s", ledger_id, error)
 
