@@ -24,6 +24,7 @@ from spark_ledger.stream.format.schema import (
 )
 from spark_ledger.stream.model import StreamConfig
 from spark_ledger.stream.nodes import StreamNodes
+from spark_ledger.stream.one_connection import OneConnection
 from spark_ledger.types import Versioned
 
 if TYPE_CHECKING:
@@ -63,7 +64,13 @@ class SchemaRegistry:
     def __init__(self, nodes: StreamNodes, config: Versioned[StreamConfig]) -> None:
         self._nodes = nodes
         self._config = config
+        self._reading = OneConnection(nodes.store)
         self._last: _LastFit | None = None
+
+    @property
+    def reading(self) -> OneConnection:
+        """Over which the configuration was read."""
+        return self._reading
 
     @property
     def versioned(self) -> Versioned[StreamConfig]:
@@ -78,13 +85,14 @@ class SchemaRegistry:
     async def refresh(self) -> StreamConfig:
         """Read the configuration again. Raises NoSuchStreamError if the stream was deleted, also
         if another stream has its name now (rule T7)."""
+        reading = OneConnection(self._nodes.store)
         found = await self._nodes.config()
         if found.value.deleted or found.value.stream_id != self.config.stream_id:
             raise self._nodes.no_such_stream()
         assert len(found.value.schemas) >= len(self.config.schemas) or (
             found.version < self._config.version  # from a metadata server that lags
         ), "schema versions only grow (rule T8)"
-        self._config = found
+        self._config, self._reading = found, reading
         return found.value
 
     async def schema(self, version: int) -> pa.Schema:
