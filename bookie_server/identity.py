@@ -132,7 +132,7 @@ class Identity:
             cookie, version = await self._shut_out(cookie, version)
             known = _known(cookie)
             self._check(known, directories)
-        nonce = next_nonce(known, directories, secrets.token_hex(8))
+        nonce = next_nonce(known, directories, cookie.incarnation, secrets.token_hex(8))
         new = BookieStart(next_counter(known, directories), nonce)
         self.start = known.start
         is_noted = await self._note_pending(known, directories, new)

@@ -1,7 +1,7 @@
 """Whether directories are the ones that served last: what a start, and a running bookie, decide.
 
 Pure. Every start of a bookie has a number and a random nonce, noted in each directory and in the
-cluster's cookie (rule S13). The nonce begins with the letters of the bookie's first start. So an
+cluster's cookie (rule S13). The nonce begins with letters of the bookie's own. So an
 older copy knows an older start, and a directory that was copied is another directory than the one
 that the last start has noted.
 """
@@ -143,8 +143,8 @@ def check_places(
 def are_of_two_bookies(one: BookieStart | None, other: BookieStart | None) -> bool:
     """Whether two starts are of two bookies that had one name, one after the other (rule S13).
 
-    All starts of a bookie have the letters of its first one in front; those of older programs have
-    none, and do not tell."""
+    All starts of a bookie have its letters in front; those of older programs have none, and do not
+    tell."""
     lineages = {_lineage(start) for start in (one, other)}
     return None not in lineages and len(lineages) == 2
 
@@ -154,12 +154,16 @@ def _lineage(start: BookieStart | None) -> str | None:
     return letters if dash else None
 
 
-def next_nonce(known: KnownStart, directories: Sequence[DirectoryStart], token: str) -> str:
-    """The letters of a new start, behind those of the first start that anybody has noted."""
+def next_nonce(
+    known: KnownStart, directories: Sequence[DirectoryStart], made_as: str, token: str
+) -> str:
+    """The letters of a new start, behind those of the first start that anybody has noted; of the
+    first one these are ``made_as``, which the cluster has from the bookie's format. So they are the
+    same again behind a start of an older program, which notes none."""
     starts = [directory.current for directory in directories]
     starts += [directory.pending for directory in directories]
     noted = (_lineage(start) for start in (*starts, known.start))
-    return f"{next((each for each in noted if each is not None), token)}-{token}"
+    return f"{next((each for each in noted if each is not None), made_as)}-{token}"
 
 
 def next_counter(known: KnownStart, directories: Sequence[DirectoryStart]) -> int:

@@ -270,6 +270,8 @@ class Keeper:
         finally:
             if work.recoveries:
                 await asyncio.wait(work.recoveries)
+        if work.restored is not None:
+            raise work.restored
         self._forget(work)
         self.found = Found(
             open=work.counts["open"],
@@ -459,12 +461,12 @@ class Keeper:
     async def _begin_recovery(self, work: Pass, ledger_id: LedgerId) -> None:
         while len(work.recoveries) >= RECOVERIES_AT_ONCE:
             await asyncio.wait(work.recoveries, return_when=asyncio.FIRST_COMPLETED)
-        task = asyncio.get_running_loop().create_task(self._recover(ledger_id))
+        task = asyncio.get_running_loop().create_task(self._recover(work, ledger_id))
         work.recoveries.add(task)
         task.add_done_callback(work.recoveries.discard)
         await asyncio.sleep(1.0 / self._config.recoveries_per_s)
 
-    async def _recover(self, ledger_id: LedgerId) -> None:
+    async def _recover(self, work: Pass, ledger_id: LedgerId) -> None:
         try:
             await self._client.open_ledger(ledger_id, recover=True)
         except NotFoundError:
@@ -477,6 +479,8 @@ class Keeper:
                 ledger_id,
                 ledger_id,
             )
+        except MetadataRestoredError as error:
+            work.restored = error  # this process never recovers it: it has seen a later version
         except LedgerError as error:
             self._fail(ledger_id, "is not recovered yet", error)
         else:

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 
+from spark_ledger.errors import MetadataRestoredError
 from spark_ledger.keeper.decisions import Verdict
 from spark_ledger.types import LedgerId
 
@@ -25,6 +26,8 @@ class Pass:
     ledgers: set[LedgerId] = field(default_factory=set)
     plan: list[tuple[Verdict, LedgerId]] = field(default_factory=list)
     recoveries: set[asyncio.Task[None]] = field(default_factory=set)
+    restored: MetadataRestoredError | None = None
+    """Of a recovery that met a ledger that went back."""
 
 
 @dataclass(slots=True)

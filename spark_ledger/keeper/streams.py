@@ -97,6 +97,8 @@ class LedgerDeletions:
     async def recover(self, ledger_id: LedgerId) -> None:
         try:
             await self._client.open_ledger(ledger_id, recover=True)
+        except MetadataRestoredError:
+            raise
         except LedgerError as error:
             logger.warning("ledger %d of a former version is not closed: %s", ledger_id, error)
 
@@ -256,9 +258,9 @@ class StreamKeeper:
             await stream.close()
 
     async def _finish_deletion(self, name: str, stream_id: str) -> None:
-        await self._streams.delete(name, only=stream_id)
-        self.done["streams"] += 1
-        logger.info("the deletion of stream %r is finished", name)
+        if await self._streams.finish_deletion(name, stream_id, self._guard):
+            self.done["streams"] += 1
+            logger.info("the deletion of stream %r is finished", name)
 
     async def _time(self) -> int:
         """The time by which retention counts (rule K7), which is written down."""

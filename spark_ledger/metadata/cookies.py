@@ -22,8 +22,8 @@ LEAVING_PATH: Final = "repair/leaving"
 class BookieCookie(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the metadata store keeps of a bookie id, so that none is formatted twice.
 
-    ``incarnation`` is random and read only by the format that wrote it: after a lost reply it tells
-    this format's cookie from that of another bookie with the same id.
+    ``incarnation`` is random: after a lost reply it tells this format's cookie from that of another
+    bookie with the same id. Starts of the bookie have it in front of their nonce (rule S13).
     """
 
     cluster_id: str

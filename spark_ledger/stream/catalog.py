@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -22,8 +23,9 @@ from spark_ledger.errors import (
     OutcomeUnknownError,
     RetryableError,
 )
+from spark_ledger.limits.metadata import METADATA_ATTEMPTS
 from spark_ledger.limits.stream import CREATE_TRIES_MAX
-from spark_ledger.metadata.base import Check, Create, Delete
+from spark_ledger.metadata.base import Check, Create, Delete, Operation
 from spark_ledger.stream.commit.commit_log import CommitLog
 from spark_ledger.stream.concurrency import run_all
 from spark_ledger.stream.declared import declared_columns
@@ -43,6 +45,7 @@ from spark_ledger.stream.model import (
     parse_compression,
 )
 from spark_ledger.stream.nodes import STREAMS_ROOT, StreamNodes
+from spark_ledger.stream.one_connection import OneConnection
 from spark_ledger.stream.packs.store import read_packs
 from spark_ledger.stream.retention.format import encode_holds
 from spark_ledger.stream.retention.names import read_names
@@ -200,40 +203,98 @@ class StreamCatalog:
             if config is not None and not config.value.deleted
         ]
 
-    async def delete(self, name: str, *, only: str | None = None) -> None:
-        """Delete a stream with its rows; ``only``: if it is the one of this id.
+    async def delete(self, name: str) -> None:
+        """Delete a stream with its rows.
 
         It is marked first, so that no commit is made any more and no reader opens it. Then its
         ledgers are deleted, those that name others last, then its nodes. After a crash a second
-        call finishes the work.
+        call finishes the work. Behind each new connection it is begun anew, if the stream is marked
+        still.
         Raises NoSuchStreamError, RetryableError if its nodes keep changing meanwhile,
-        CorruptionError if the node of a ledger, or what names ledgers, cannot be read, once the
-        rows of all others are deleted.
+        MetadataRestoredError if the stream lives again meanwhile, CorruptionError if the node of a
+        ledger, or what names ledgers, cannot be read, once the rows of all others are deleted.
         """
         nodes = StreamNodes(self._store, name)
-        config = await self._mark_deleted(nodes, only)
+        reading = OneConnection(self._store)
+        config: Versioned[StreamConfig] | None = await self._mark_deleted(nodes)
+        while config is not None:
+            try:
+                return await self._delete_marked(nodes, config, reading)
+            except (ConflictError, OutcomeUnknownError):
+                if not reading.has_ended:
+                    raise
+            reading = OneConnection(self._store)
+            stream_id = config.value.stream_id
+            config = await self._marked(nodes, stream_id)
+            if config is not None and not config.value.deleted:
+                raise MetadataRestoredError(
+                    f"stream {name!r} lives again, while it was deleted: ZooKeeper was restored "
+                    "from a backup. What is left of it was left alone; if it is to be deleted "
+                    "still, delete it again"
+                )
+        return None  # it is gone, and a stream that has the name by now is another one (rule T7)
+
+    async def finish_deletion(
+        self, name: str, stream_id: str, guard: Callable[[], Operation]
+    ) -> bool:
+        """Finish a deletion that somebody else has begun; whether it was done. A stream that is not
+        marked is left alone: a restored store may have it alive again.
+
+        ``guard`` is called for a part of each transaction, and may raise. Raises as ``delete``,
+        and ConflictError or OutcomeUnknownError behind a new connection.
+        """
+        nodes, reading = StreamNodes(self._store, name), OneConnection(self._store)
+        config = await self._marked(nodes, stream_id)
+        if config is None or not config.value.deleted:
+            return False
+        await self._delete_marked(nodes, config, reading, guard)
+        return True
+
+    async def _marked(self, nodes: StreamNodes, stream_id: str) -> Versioned[StreamConfig] | None:
+        """The configuration of a stream that was marked, as it is now; None if it is gone."""
+        with suppress(NoSuchStreamError):
+            config = await nodes.config(latest=True)
+            if config.value.stream_id == stream_id:
+                return config
+        return None
+
+    async def _delete_marked(
+        self,
+        nodes: StreamNodes,
+        config: Versioned[StreamConfig],
+        reading: OneConnection,
+        guard: Callable[[], Operation] | None = None,
+    ) -> None:
+        """Delete what a stream has that was found to be marked by ``reading``. Raises as
+        ``delete``, and ConflictError or OutcomeUnknownError once the connection is another."""
+        identity = Check(nodes.identity_path(config.value.stream_id), 0)
+
+        def checks() -> list[Operation]:
+            """What each deletion is sent with; it sends nothing over another connection."""
+            guards = [] if guard is None else [guard()]
+            reading.check()
+            return [identity, *guards]
+
         unread: list[LedgerError] = []
         for ledger_ids in await self._named_ledgers(nodes, config.value, unread):
             for batch in _batches(sorted(ledger_ids), _LEDGERS_AT_ONCE):
-                found = await run_all(self._delete_ledger(each, config.value) for each in batch)
+                found = await run_all(
+                    self._delete_ledger(each, config.value, checks) for each in batch
+                )
                 unread += [error for error in found if error is not None]
             if unread:  # what leads to them stays
                 damaged = {str(error): error for error in unread}  # one may keep a hundred commits
                 first = next(iter(damaged))
                 raise CorruptionError(
-                    f"stream {name!r} is deleted but for {len(damaged)} of its ledgers or commits, "
-                    f"whose metadata cannot be read, and what these name: {first}"
+                    f"stream {nodes.name!r} is deleted but for {len(damaged)} of its ledgers or "
+                    f"commits, whose metadata cannot be read, and what these name: {first}"
                 ) from damaged[first]
-        await self._delete_nodes(nodes, config)
+        await self._delete_nodes(nodes, config, checks)
 
-    async def _mark_deleted(
-        self, nodes: StreamNodes, only: str | None = None
-    ) -> Versioned[StreamConfig]:
+    async def _mark_deleted(self, nodes: StreamNodes) -> Versioned[StreamConfig]:
         """Set ``deleted``. Every commit checks the configuration's version, so none follows."""
         while True:
             config = await nodes.config()
-            if only not in (None, config.value.stream_id):
-                raise nodes.no_such_stream()  # it is gone, and the name taken again (rule T7)
             if config.value.deleted:
                 return config
             marked = replace(config.value, deleted=True)
@@ -272,40 +333,59 @@ class StreamCatalog:
                 naming.update(each.segment_list for each in named if each.segment_list is not None)
         return rows, naming
 
-    async def _delete_ledger(self, ledger_id: LedgerId, config: StreamConfig) -> LedgerError | None:
+    async def _delete_ledger(
+        self, ledger_id: LedgerId, config: StreamConfig, checks: Callable[[], list[Operation]]
+    ) -> LedgerError | None:
         """Delete a ledger, unless it was made for another stream, whose commits may name it. The
         error if nobody can tell: it keeps no other waiting (rule K6)."""
-        try:
-            metadata = await self._ledgers.ledger_metadata(ledger_id)
-        except NoSuchLedgerError:
-            return None
-        except MetadataRestoredError:
-            raise
-        except (CorruptionError, ConfigurationError) as error:
-            return error
-        if metadata.custom_metadata.get(TAG_STREAM_ID) == config.stream_id:
-            await self._ledgers.delete_ledger(ledger_id)
-        return None
+        for attempt in range(METADATA_ATTEMPTS):
+            try:
+                metadata = await self._ledgers.ledger_metadata(ledger_id)
+            except NoSuchLedgerError:
+                return None
+            except MetadataRestoredError:
+                raise
+            except (CorruptionError, ConfigurationError) as error:
+                return error
+            if metadata.custom_metadata.get(TAG_STREAM_ID) != config.stream_id:
+                return None
+            try:
+                await self._ledgers.delete_ledger(ledger_id, checks())
+            except NotFoundError:
+                return None  # another deletion has taken it
+            except OutcomeUnknownError:
+                if attempt == METADATA_ATTEMPTS - 1:
+                    raise
+            else:
+                return None
+        raise AssertionError("the last attempt returns or raises")
 
-    async def _delete_nodes(self, nodes: StreamNodes, config: Versioned[StreamConfig]) -> None:
+    async def _delete_nodes(
+        self,
+        nodes: StreamNodes,
+        config: Versioned[StreamConfig],
+        checks: Callable[[], list[Operation]],
+    ) -> None:
         """Delete the nodes, until they are gone or are those of a new stream of that name."""
         for _ in range(_DELETE_ATTEMPTS):
             try:
-                return await self._try_delete_nodes(nodes, config.value)
+                return await self._try_delete_nodes(nodes, config.value, checks)
             except (ConflictError, NotFoundError, OutcomeUnknownError):
                 # Another deletion is at work, a last commit added nodes, or a reply was lost.
                 existing = await self._existing(nodes)
                 if existing is None or existing.value.stream_id != config.value.stream_id:
                     return None
+                checks()  # else nothing would be deleted any more
                 await asyncio.sleep(_DELETE_DELAY_S)
         raise RetryableError(
             f"stream {nodes.name!r}: its nodes keep changing while it is deleted; try again"
         )
 
-    async def _try_delete_nodes(self, nodes: StreamNodes, config: StreamConfig) -> None:
+    async def _try_delete_nodes(
+        self, nodes: StreamNodes, config: StreamConfig, checks: Callable[[], list[Operation]]
+    ) -> None:
         """Delete the nodes of the stream that was marked, and of no other (rule T7): a second
         deletion may have finished meanwhile, and the name may be in use again."""
-        identity = nodes.identity_path(config.stream_id)
         paths: list[str] = []
         for bucket in await self._store.children(nodes.commits_path):
             parent = f"{nodes.commits_path}/{bucket}"
@@ -315,11 +395,12 @@ class StreamCatalog:
         paths += [f"{nodes.sinks_path}/{sink}" for sink in sinks]
         for batches in _batches(_batches(paths, _NODES_PER_TRANSACTION), _TRANSACTIONS_AT_ONCE):
             await run_all(
-                self._store.transaction([Check(identity, 0), *(Delete(path) for path in batch)])
+                self._store.transaction([*checks(), *(Delete(path) for path in batch)])
                 for batch in batches
             )
         await self._store.transaction(
             [
+                *checks(),
                 Delete(nodes.sinks_path),
                 Delete(nodes.commits_path),
                 *([Delete(nodes.manifests_path)] if config.has_manifests else []),
@@ -327,7 +408,7 @@ class StreamCatalog:
                 *([Delete(nodes.packs_path)] if config.has_packs else []),
                 Delete(nodes.head_path),
                 Delete(nodes.config_path),
-                Delete(identity),
+                Delete(nodes.identity_path(config.stream_id)),
                 Delete(nodes.root),
             ]
         )

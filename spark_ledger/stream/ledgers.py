@@ -127,8 +127,12 @@ class Ledgers(Protocol):
     def close_later(self, ledger_id: LedgerId) -> None:
         """Close a ledger whose ``OpenLedger.close`` has failed, when that becomes possible."""
 
-    async def delete_ledger(self, ledger_id: int) -> None:
-        """Delete a ledger; one that is gone already is no error."""
+    async def delete_ledger(self, ledger_id: int, checks: Sequence[Operation] = ()) -> None:
+        """Delete a ledger; one that is gone already is no error.
+
+        With ``checks`` it goes in one transaction with them, which is sent once and raises what
+        the store raises, also if the ledger is gone.
+        """
 
 
 @asynccontextmanager

@@ -89,10 +89,12 @@ class StreamNodes:
         """The node of a commit."""
         return f"{self.commits_path}/{bucket_of(commit):07d}/{commit:010d}"
 
-    async def config(self) -> Versioned[StreamConfig]:
-        """The configuration, also of a stream that is being deleted. Raises NoSuchStreamError."""
+    async def config(self, *, latest: bool = False) -> Versioned[StreamConfig]:
+        """The configuration, also of a stream that is being deleted; ``latest``: no older than this
+        call. Raises NoSuchStreamError."""
+        read = self.store.get_latest if latest else self.store.get
         try:
-            node = await self.store.get(self.config_path)
+            node = await read(self.config_path)
         except NotFoundError as error:
             raise self.no_such_stream() from error
         known = self._decoded

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from spark_ledger.errors import (
     ConflictError,
     CorruptionError,
+    MetadataRestoredError,
     NotFoundError,
     OutcomeUnknownError,
     SchemaMismatchError,
@@ -24,6 +25,7 @@ from spark_ledger.stream.format.schema import (
 )
 from spark_ledger.stream.model import StreamConfig
 from spark_ledger.stream.nodes import StreamNodes
+from spark_ledger.stream.one_connection import OneConnection
 from spark_ledger.types import Versioned
 
 if TYPE_CHECKING:
@@ -63,7 +65,13 @@ class SchemaRegistry:
     def __init__(self, nodes: StreamNodes, config: Versioned[StreamConfig]) -> None:
         self._nodes = nodes
         self._config = config
+        self._reading = OneConnection(nodes.store)
         self._last: _LastFit | None = None
+
+    @property
+    def reading(self) -> OneConnection:
+        """Over which the configuration was read."""
+        return self._reading
 
     @property
     def versioned(self) -> Versioned[StreamConfig]:
@@ -75,17 +83,46 @@ class SchemaRegistry:
         """The configuration as it was last read."""
         return self._config.value
 
+    async def of_now(self) -> Versioned[StreamConfig]:
+        """The configuration, read again if it was read over another connection: what is decided
+        from it is sent over this one (rule T2). Raises as ``refresh``."""
+        if self._reading.has_ended:
+            await self.refresh()
+        return self._config
+
     async def refresh(self) -> StreamConfig:
         """Read the configuration again. Raises NoSuchStreamError if the stream was deleted, also
-        if another stream has its name now (rule T7)."""
-        found = await self._nodes.config()
+        if another stream has its name now (rule T7), and MetadataRestoredError if it has not the
+        schemas that this process has used."""
+        while True:
+            reading, is_new = OneConnection(self._nodes.store), self._reading.has_ended
+            found = await self._nodes.config(latest=is_new)  # an older one would look restored
+            if not reading.has_ended:
+                break
         if found.value.deleted or found.value.stream_id != self.config.stream_id:
             raise self._nodes.no_such_stream()
-        assert len(found.value.schemas) >= len(self.config.schemas) or (
-            found.version < self._config.version  # from a metadata server that lags
-        ), "schema versions only grow (rule T8)"
-        self._config = found
+        self._check_grown(found, is_new)
+        self._config, self._reading = found, reading
         return found.value
+
+    def _check_grown(self, found: Versioned[StreamConfig], is_new: bool) -> None:
+        """See that schema versions still mean what they did (rule T8): a restored store may have
+        given the number of one to another schema. ``is_new``: over a new connection."""
+        ours, theirs = self.config.schemas, found.value.schemas
+        if ours is theirs:
+            return
+        is_shorter = len(theirs) < len(ours)
+        if any(not own.equals(other) for own, other in zip(ours, theirs, strict=False)) or (
+            is_shorter and is_new
+        ):
+            raise MetadataRestoredError(
+                f"stream {self.config.name!r} has not the columns that this process has seen, in "
+                "the same order: ZooKeeper was restored from a backup. Run `ledger cluster "
+                "restored`, and start this process anew to use the stream as it is now"
+            )
+        assert not is_shorter or found.version < self._config.version, (  # a server that lags
+            "schema versions only grow (rule T8)"
+        )
 
     async def schema(self, version: int) -> pa.Schema:
         """The schema of a version. Raises CorruptionError if the stream has no such version."""
@@ -180,6 +217,7 @@ class SchemaRegistry:
         of both has different types.
         """
         while True:
+            await self.of_now()
             merged = merge_schema(self.config.schema, offered)
             if merged is self.config.schema:
                 return merged

@@ -248,7 +248,7 @@ class Attempt:
     async def _prepared(self, decision: Apply, reading: Reading) -> Prepared | None:
         """The transaction of a decision (rule T2). None: look again."""
         head, sink, connection = reading
-        nodes, config = self._nodes, self._schemas.versioned
+        nodes, config = self._nodes, await self._schemas.of_now()
         after, segments = with_new_schemas(
             config.value, decision.commit.segments, self._proposal.new_columns
         )

@@ -171,7 +171,7 @@ class Sealer:
 
     async def _upgrade(self) -> bool:
         """Give a stream of the former format manifests; whether it has them now (rule T13)."""
-        before = self._schemas.versioned
+        before = await self._schemas.of_now()
         after = replace(before.value, has_manifests=True)
         root = empty_root(after.stream_id)
         # Refused: somebody else did it, the schema changed, or the stream is gone.
@@ -329,7 +329,7 @@ class Sealer:
         nodes = self._nodes
         operations = [
             Check(nodes.identity_path(after.stream_id), 0),
-            Check(nodes.config_path, self._schemas.versioned.version),
+            Check(nodes.config_path, (await self._schemas.of_now()).version),
             Put(nodes.manifests_path, encode_root(after), before.version),
             *deletes,
             *await self._ledgers.naming.operations(made),

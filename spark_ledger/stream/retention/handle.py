@@ -24,6 +24,7 @@ from spark_ledger.stream.manifest.format import encode_root
 from spark_ledger.stream.manifest.tree import ManifestRoot, empty_root
 from spark_ledger.stream.model import Commit, Head, Retention, StreamConfig
 from spark_ledger.stream.nodes import StreamNodes
+from spark_ledger.stream.one_connection import OneConnection
 from spark_ledger.stream.packs.format import encode_packs
 from spark_ledger.stream.packs.model import NO_PACKS, Packs
 from spark_ledger.stream.packs.store import PackStore
@@ -110,7 +111,8 @@ class StreamRetention:
             before = await self._schemas.refresh()
             if before.has_retention:
                 return
-            await self._replace_config(replace(before, has_manifests=True, has_retention=True))
+            after = replace(before, has_manifests=True, has_retention=True)
+            await self._replace_config(after)
 
     async def allow_packs(self) -> None:
         """Keep programs out that know no packs, before there is one (rule T26)."""
@@ -120,9 +122,8 @@ class StreamRetention:
             before = await self._schemas.refresh()
             if before.has_packs:
                 return
-            await self._replace_config(
-                replace(before, has_manifests=True, has_retention=True, has_packs=True)
-            )
+            after = replace(before, has_manifests=True, has_retention=True, has_packs=True)
+            await self._replace_config(after)
 
     def reclaimer(self, deletions: Deletions, names: LiveNames) -> Reclaimer:
         """Who gives back the space of what was dropped. For the keeper."""
@@ -158,7 +159,7 @@ class StreamRetention:
             operations.append(Create(nodes.holds_path, encode_holds(())))
         if after.has_packs and not before.value.has_packs:
             operations.append(Create(nodes.packs_path, encode_packs(Packs())))
-        return await self._send(operations)
+        return await self._send(operations, self._schemas.reading)
 
     # -- truncation --------------------------------------------------------------------------------
 
@@ -182,7 +183,7 @@ class StreamRetention:
         tries = self._tries()
         while True:
             await tries.begin()
-            connection = self._nodes.store.connections
+            reading = OneConnection(self._nodes.store)
             await self._schemas.refresh()
             head, holds = await self._head(), await self._holds()
             if position is not None:
@@ -200,7 +201,7 @@ class StreamRetention:
                     f"{hold.name!r} keeps the rows from position {tuple(hold.position)} on; "
                     "truncate before that, or remove the hold"
                 )
-            await self._write_head(head, truncated(head.value, first), holds, connection)
+            await self._write_head(head, truncated(head.value, first), holds, reading)
 
     async def apply(self, now_ms: int, ahead_ms: int | None = None) -> int:
         """Drop what the limits allow and no hold keeps; how many commits. For the keeper.
@@ -215,7 +216,7 @@ class StreamRetention:
         tries = self._tries()
         while True:
             await tries.begin()
-            connection = self._nodes.store.connections
+            reading = OneConnection(self._nodes.store)
             retention = (await self._schemas.refresh()).retention
             head, holds = await self._head(), await self._holds()
             if dropped_from is None:
@@ -227,7 +228,7 @@ class StreamRetention:
                 first = await self._log.get(number)
             if first is None or first.number <= head.value.earliest_commit:
                 return head.value.earliest_commit - dropped_from
-            await self._write_head(head, truncated(head.value, first), holds, connection)
+            await self._write_head(head, truncated(head.value, first), holds, reading)
 
     async def _commit_of(self, head: Versioned[Head], position: Dlsn | str) -> Commit | None:
         """The commit that has the row at a position; None at the end."""
@@ -260,13 +261,9 @@ class StreamRetention:
         before: Versioned[Head],
         after: Head,
         holds: Versioned[tuple[Hold, ...]],
-        connection: int,
+        reading: OneConnection,
     ) -> None:
-        """Replace the head in the version that was read, if no hold came meanwhile (rule T16), and
-        if it was read over the connection of now: another head may have its version behind a
-        restore (rule T2)."""
-        if connection != self._nodes.store.connections:
-            return
+        """Replace the head in the version that was read, if no hold came meanwhile (rule T16)."""
         nodes, config = self._nodes, self._schemas.versioned
         operations: list[Operation] = [
             Check(nodes.identity_path(after.stream_id), 0),
@@ -275,7 +272,7 @@ class StreamRetention:
         ]
         if config.value.has_retention:
             operations.append(Check(nodes.holds_path, holds.version))
-        await self._send(operations)
+        await self._send(operations, reading)
 
     # -- holds -------------------------------------------------------------------------------------
 
@@ -304,17 +301,18 @@ class StreamRetention:
         tries = self._tries()
         while True:
             await tries.begin()
+            reading = OneConnection(self._nodes.store)
             holds = await self._holds()
             head = await self._head(latest=True)  # read after it, so that it shows what came before
             made = next((hold for hold in holds.value if hold in sent), None)
             if made is not None:
                 if made.commit >= head.value.earliest_commit:
                     return made
-                await self._put_holds([h for h in holds.value if h != made], holds)
+                await self._put_holds([h for h in holds.value if h != made], holds, reading)
                 continue
             if isinstance(wanted, Dlsn) and wanted < head.value.earliest:
                 # One that got no reply may still arrive: not once the holds have another version.
-                if sent and not await self._put_holds(list(holds.value), holds):
+                if sent and not await self._put_holds(list(holds.value), holds, reading):
                     continue
                 raise DataLossError(
                     f"stream {self._nodes.name!r}: the rows from position {tuple(wanted)} on "
@@ -329,7 +327,7 @@ class StreamRetention:
                     f"{HOLDS_MAX}: remove one"
                 )
             sent.append(made)
-            await self._put_holds([*others, made], holds)
+            await self._put_holds([*others, made], holds, reading)
 
     async def _hold_at(
         self,
@@ -359,22 +357,23 @@ class StreamRetention:
         tries, was_there = self._tries(), False
         while True:
             await tries.begin()
+            reading = OneConnection(self._nodes.store)
             await self._schemas.refresh()
             holds = await self._holds()
             others = [hold for hold in holds.value if hold.name != name]
             if len(others) == len(holds.value):
                 return was_there  # also if it went, and the reply was lost
             was_there = True
-            if await self._put_holds(others, holds):
+            if await self._put_holds(others, holds, reading):
                 return True
 
     async def release_void(self, now_ms: int) -> list[Hold]:
         """Take holds off that are over. For the keeper, with a clock that cannot have jumped."""
+        reading = OneConnection(self._nodes.store)
         head, holds = await self._head(), await self._holds()
         over = [hold for hold in holds.value if hold.is_void(head.value, now_ms)]
-        if over and await self._put_holds([h for h in holds.value if h not in over], holds):
-            return over
-        return []
+        left = [hold for hold in holds.value if hold not in over]
+        return over if over and await self._put_holds(left, holds, reading) else []
 
     async def _holds(self) -> Versioned[tuple[Hold, ...]]:
         if not self._schemas.config.has_retention:
@@ -386,14 +385,17 @@ class StreamRetention:
             raise self._nodes.no_such_stream() from error
         return Versioned(decode_holds(node.value, path), node.version)
 
-    async def _put_holds(self, holds: list[Hold], before: Versioned[tuple[Hold, ...]]) -> bool:
+    async def _put_holds(
+        self, holds: list[Hold], before: Versioned[tuple[Hold, ...]], reading: OneConnection
+    ) -> bool:
         """Replace the holds in the version that was read; whether that is known to be done."""
         nodes = self._nodes
         return await self._send(
             [
                 Check(nodes.identity_path(self._schemas.config.stream_id), 0),
                 Put(nodes.holds_path, encode_holds(holds), before.version),
-            ]
+            ],
+            reading,
         )
 
     # -- looking -----------------------------------------------------------------------------------
@@ -472,10 +474,11 @@ class StreamRetention:
             raise self._nodes.no_such_stream()  # another stream of the same name (rule T7)
         return head
 
-    async def _send(self, operations: list[Operation]) -> bool:
-        """Whether a transaction is known to have been applied; all of them may be sent again."""
+    async def _send(self, operations: list[Operation], reading: OneConnection) -> bool:
+        """Whether a transaction is known to have been applied; all of them may be sent again. It is
+        sent over the connection of its reading only (rule T2)."""
         try:
-            await self._nodes.store.transaction(operations)
+            await reading.transaction(operations)
         except (ConflictError, NotFoundError, OutcomeUnknownError):
             return False
         return True

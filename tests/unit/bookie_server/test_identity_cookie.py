@@ -330,9 +330,8 @@ def test_bookie_that_was_formatted_anew_takes_no_place_in_a_backup(starts: int) 
         anew = await World().prepare()
         world.cookie = msgspec.structs.replace(anew.cookie, cluster_id=world.cookie.cluster_id)
         world.files = anew.files
-        await store.create(
-            path, encode_cookie(msgspec.structs.replace(before, start=None, places=()))
-        )
+        made = msgspec.structs.replace(before, start=None, places=(), incarnation="anew")
+        await store.create(path, encode_cookie(made))
         for _ in range(starts):
             running = await world.start()
         told: list[str] = []

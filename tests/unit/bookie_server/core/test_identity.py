@@ -233,8 +233,8 @@ def test_earlier_start_of_this_bookie_or_of_an_older_program_is_no_other_bookie(
 @pytest.mark.parametrize(
     ("known", "here", "nonce"),
     [
-        (None, directory(None), "t-t"),
-        (TWO, directory(TWO), "t-t"),
+        (None, directory(None), "made-t"),
+        (TWO, directory(TWO), "made-t"),
         (EARLIER, directory(EARLIER), "old-t"),
         (None, directory(ANEW), "new-t"),
         (TWO, directory(ANEW), "new-t"),
@@ -246,4 +246,17 @@ def test_earlier_start_of_this_bookie_or_of_an_older_program_is_no_other_bookie(
 def test_all_starts_of_a_bookie_have_the_letters_of_its_first_one(
     known: BookieStart | None, here: DirectoryStart, nonce: str
 ) -> None:
-    assert next_nonce(KnownStart(known, is_confirmed=True), [directory(None), here], "t") == nonce
+    cookie = KnownStart(known, is_confirmed=True)
+    assert next_nonce(cookie, [directory(None), here], "made", "t") == nonce
+
+
+def test_bookie_is_the_same_one_behind_a_start_of_an_older_program() -> None:
+    """Which was started between two upgrades, and notes no letters: the backup is of before."""
+    starts = [BookieStart(5, "5f")]
+    for nonce in (None, "77", None):
+        known = KnownStart(starts[-1], is_confirmed=True)
+        new = nonce or next_nonce(known, [directory(known.start)], "made", f"t{len(starts)}")
+        starts.append(BookieStart(starts[-1].counter + 1, new))
+    backup = KnownStart(starts[1], is_confirmed=True, accepts_newer=True)
+    assert standing(starts[-1], backup) is Standing.CLUSTER_IS_OLDER
+    check_starts("b", backup, [directory(starts[-1])])

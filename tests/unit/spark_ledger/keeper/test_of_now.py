@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from spark_ledger.errors import NotFoundError
 from spark_ledger.keeper.nodes import EPOCH_PATH
@@ -109,14 +110,14 @@ def test_new_stream_of_the_name_of_one_whose_deletion_is_finished_stays() -> Non
         await cared.elect()
         await passes(cared, clock, 60)
         streams = cared._stream_keeper
-        delete = streams._streams.delete
+        finish = streams._streams.finish_deletion
 
-        async def overtaken(name: str, **only: str) -> None:
+        async def overtaken(*words: Any) -> bool:
             await catalog.delete("s")
             await (await catalog.create("s", SCHEMA)).append(rows(1, 2, 3))
-            await delete(name, **only)
+            return await finish(*words)
 
-        streams._streams.delete = overtaken  # type: ignore[method-assign, assignment]
+        streams._streams.finish_deletion = overtaken  # type: ignore[method-assign, assignment]
         await passes(cared, clock, 60)
         assert await read(await catalog.open("s")) == [1, 2, 3]
         assert not streams.last_error and not streams.done["streams"]

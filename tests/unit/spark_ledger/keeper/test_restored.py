@@ -17,10 +17,19 @@ from spark_ledger.metadata.memory import MemoryMetadataStore
 from spark_ledger.repair.service import RepairConfig, run_repair
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.commit.commit_log import CommitLog
+from spark_ledger.types import LedgerId
 from tests.unit.spark_ledger.client.test_restored_metadata import Backup
 from tests.unit.spark_ledger.client.world import World, run, run_virtually
 from tests.unit.spark_ledger.keeper.test_streams import closed_commits, elected, ledgers
-from tests.unit.spark_ledger.keeper.world import CONFIG, Clock, new_stream, passes, read, rows
+from tests.unit.spark_ledger.keeper.world import (
+    CONFIG,
+    Clock,
+    new_stream,
+    passes,
+    read,
+    rows,
+    unsettled,
+)
 
 PATIENCE_S = 15.0
 """Virtual: several passes of each."""
@@ -159,5 +168,45 @@ def test_keeper_that_meets_metadata_that_went_back_ends(
             monkeypatch.setattr(CommitLog, "ledgers", went_back)
         with pytest.raises(MetadataRestoredError, match="went back"):
             await passes(cared, clock, 300)
+
+    run(test)
+
+
+def test_keeper_that_has_recovered_a_ledger_ends_where_a_restore_has_it_open_again() -> None:
+    """It has seen the ledger closed, and never recovers what is older than that."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        await (await client.create_ledger()).append(b"x")  # a plain one: no stream names it
+        await client.close()
+        clock = Clock()
+        cared = await elected(world, clock)
+        backup = Backup(world.tree)
+        await passes(cared, clock, 300)
+        assert (await unsettled(world), cared.done["recovered"]) == (([], []), 1)
+        await backup.restore(world, cared._client)
+        assert await unsettled(world) == ([1], [])
+        with pytest.raises(MetadataRestoredError, match="restored from a backup"):
+            await passes(cared, clock, 300)
+        await cared._election.resign()
+        fresh = await elected(world, clock)
+        await passes(fresh, clock, 300)
+        assert await unsettled(world) == ([], [])
+
+    run(test)
+
+
+def test_ledger_of_a_former_version_that_went_back_is_no_failure_of_its_recovery(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(world: World) -> None:
+        cared = await elected(world, Clock())
+
+        async def went_back(*_words: Any, **_options: Any) -> NoReturn:
+            raise MetadataRestoredError("ledger 0 went back")
+
+        monkeypatch.setattr(LedgerClient, "open_ledger", went_back)
+        with pytest.raises(MetadataRestoredError, match="went back"):
+            await cared._stream_keeper._deletions.recover(LedgerId(1))
 
     run(test)

@@ -243,8 +243,10 @@ class FakeLedgers:
     def close_later(self, ledger_id: LedgerId) -> None:
         self.closed_later.append(ledger_id)
 
-    async def delete_ledger(self, ledger_id: int) -> None:
+    async def delete_ledger(self, ledger_id: int, checks: Sequence[Operation] = ()) -> None:
         path = ledger_path(LedgerId(ledger_id))
+        if checks:
+            await self.store.transaction(checks)
         self.deleted.append(ledger_id)
         ledger = self._ledgers.get(ledger_id)
         if ledger is not None and ledger.tree is self._tree is not None:

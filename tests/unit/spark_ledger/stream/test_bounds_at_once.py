@@ -61,8 +61,10 @@ class Meter:
 
 
 def deletes(operations: Sequence[Operation]) -> bool:
-    """Whether they are a part of the nodes of a stream, which its identity guards."""
-    return isinstance(operations[0], Check) and all(isinstance(o, Delete) for o in operations[1:])
+    """Whether they are a part of the many nodes of a stream, which its identity guards."""
+    check, *others = operations
+    is_deletion = isinstance(check, Check) and all(isinstance(each, Delete) for each in others)
+    return is_deletion and bool(others) and others[-1].path != "streams/s"
 
 
 async def stream_of(ledgers: FakeLedgers, commits: int) -> Stream:

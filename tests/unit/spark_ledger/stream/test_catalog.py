@@ -219,7 +219,7 @@ def test_deletion_takes_every_page_of_the_manifests_and_may_break_off_anywhere(
         other, streams = another(ledgers)
         deleted = 0
 
-        async def delete(ledger_id: int) -> None:
+        async def delete(ledger_id: int, checks: object = ()) -> None:
             nonlocal deleted
             deleted += 1
             if deleted >= at:

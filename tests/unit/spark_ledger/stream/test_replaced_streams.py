@@ -119,13 +119,13 @@ def test_delete_of_nodes_leaves_the_new_stream_alone() -> None:
         others = another(ledgers)[1]
         remove = others._try_delete_nodes
 
-        async def late(nodes: StreamNodes, config: StreamConfig) -> None:
+        async def late(nodes: StreamNodes, config: StreamConfig, checks: Any) -> None:
             await streams.delete("s")
             new = await streams.create("s", SCHEMA)
             await new.append(table(10, 5))
             await new.merge_schema(MORE)
             assert (await nodes.config()).version == 1, "as that of the one that was marked"
-            await remove(nodes, config)
+            await remove(nodes, config, checks)
 
         others._try_delete_nodes = late  # type: ignore[method-assign]
         await others.delete("s")

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from spark_ledger.errors import MetadataRestoredError
 from spark_ledger.metadata.base import Operation
 from spark_ledger.stream.catalog import StreamCatalog
-from spark_ledger.stream.model import Commit, Retention
+from spark_ledger.stream.model import Commit, Head, Retention
+from spark_ledger.stream.nodes import StreamNodes
 from spark_ledger.stream.retention import handle, search
 from spark_ledger.stream.retention.handle import StreamRetention
+from spark_ledger.stream.retention.rules import Hold
 from spark_ledger.stream.several import commit_to
-from spark_ledger.types import LedgerId
+from spark_ledger.types import LedgerId, Versioned
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers, FakeNaming
 from tests.unit.spark_ledger.stream.world import (
     SCHEMA,
@@ -123,5 +127,109 @@ def test_truncation_decided_before_a_restore_is_not_sent_behind_it(
         assert await numbers(fresh.read()) == [10, 11, 12]
         await fresh.append(table(20))
         assert await world.rows("a") == [10, 11, 12, 20]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("who", ["hold", "release", "release_void"])
+def test_holds_that_were_read_before_a_restore_are_not_written_behind_it(
+    who: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows would be dropped that somebody else was told to hold."""
+
+    async def scenario() -> None:
+        world = Overtaken()
+        await world.begin("a")
+        mine = (await world.streams.open("a")).retention
+        await (await world.calm.open("a")).retention.hold("lost", "earliest", for_s=3600)
+        head, read = StreamNodes.head, StreamRetention._holds
+
+        async def restore() -> None:
+            if world.backup is not None:
+                await world.restore()
+                theirs = (await another(world.ledgers)[1].open("a")).retention
+                await theirs.hold("theirs", "earliest", for_s=3600)
+
+        async def late_head(nodes: StreamNodes, *, latest: bool = False) -> Versioned[Head]:
+            if latest and nodes is mine._nodes:
+                await restore()
+            return await head(nodes, latest=latest)
+
+        async def late_holds(retention: StreamRetention) -> Versioned[tuple[Hold, ...]]:
+            holds = await read(retention)
+            if retention is mine:
+                await restore()
+            return holds
+
+        with monkeypatch.context() as patch:
+            patch.setattr(StreamNodes, "head", late_head)
+            if who == "hold":
+                await mine.hold("mine", "earliest", for_s=3600)
+            else:
+                patch.setattr(StreamRetention, "_holds", late_holds)
+                if who == "release":
+                    await mine.release("lost")
+                else:
+                    assert await mine.release_void(1 << 50) == []
+        assert world.backup is None, "it was restored meanwhile"
+        fresh = (await another(world.ledgers)[1].open("a")).retention
+        assert "theirs" in [hold.name for hold in await fresh.holds()]
+        assert await fresh.apply(int(time.time() * 1000)) == 0
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("theirs", ["theirs", None])
+@pytest.mark.parametrize("what", ["append", "append and grow", "merge_schema"])
+def test_columns_that_a_restore_has_lost_are_not_taken_for_those_of_their_number(
+    what: str, theirs: str | None
+) -> None:
+    """No commit was lost, so none tells: rows would have their values in columns of others."""
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        await (await StreamCatalog(ledgers).create("a", SCHEMA)).append(table(0))
+        connected, streams = another(ledgers)
+        mine = await streams.open("a")
+        backup = Backup(ledgers)
+        lost = pa.schema([*SCHEMA, pa.field("mine", pa.int64())])
+        await mine.merge_schema(lost)
+        backup.restore(connected)
+        if theirs is not None:
+            other = await another(ledgers)[1].open("a")
+            await other.merge_schema(pa.schema([*SCHEMA, pa.field(theirs, pa.int64())]))
+            await other.append(table(1).append_column(theirs, pa.array([77])))
+        data = table(2).append_column("mine", pa.array([7]))
+        with pytest.raises(MetadataRestoredError, match="has not the columns"):
+            if what == "append":
+                await mine.append(data)
+            elif what == "merge_schema":
+                await mine.merge_schema(pa.schema([*lost, pa.field("more", pa.int64())]))
+            else:
+                await mine.append(data.append_column("more", pa.array([8])), merge_schema=True)
+        fresh = await another(ledgers)[1].open("a")
+        assert fresh.config.schema.names == [*SCHEMA.names, *([theirs] if theirs else [])]
+        found = [row async for batch in fresh.read() for row in batch.to_pylist()]
+        assert [row.get("theirs") for row in found] == ([None, 77] if theirs else [None])
+        if theirs is None:  # a new handle goes on
+            again = await another(ledgers)[1].open("a")
+            await again.append(data, merge_schema=True)
+
+    run(scenario())
+
+
+def test_columns_that_others_have_added_over_a_new_connection_do_no_harm() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        await StreamCatalog(ledgers).create("a", SCHEMA)
+        connected, streams = another(ledgers)
+        mine = await streams.open("a")
+        other = await another(ledgers)[1].open("a")
+        await other.merge_schema(pa.schema([*SCHEMA, pa.field("theirs", pa.int64())]))
+        connected.store.reconnect()
+        await mine.merge_schema(pa.schema([*SCHEMA, pa.field("mine", pa.int64())]))
+        assert mine.config.schema.names == [*SCHEMA.names, "theirs", "mine"]
+        connected.store.reconnect()
+        await mine.append(table(1))
 
     run(scenario())

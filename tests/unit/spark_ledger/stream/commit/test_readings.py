@@ -158,7 +158,7 @@ def test_new_connection_reads_as_the_store_may_have_been_restored() -> None:
         assert isinstance(store, MemoryMetadataStore)
         store.reconnect()
         await two.commit()
-        assert two.since() == (3, 1)  # head, record, and the commit that it has seen
+        assert two.since() == (4, 1)  # head, record, configuration, and the commit that it saw
         await two.commit()
         assert two.since() == (0, 1)
 
@@ -236,6 +236,6 @@ def test_commit_during_which_the_connection_is_a_new_one_is_not_expected_to_stan
         store.transaction = send  # type: ignore[method-assign]
         made.since()
         await made.commit()
-        assert made.since() == (3, 1)
+        assert made.since() == (4, 1)
 
     run(scenario())

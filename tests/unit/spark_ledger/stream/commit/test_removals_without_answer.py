@@ -25,7 +25,7 @@ class NoAnswer(FakeLedgers):
         super().__init__()
         self.asked: list[int] = []
 
-    async def delete_ledger(self, ledger_id: int) -> None:
+    async def delete_ledger(self, ledger_id: int, checks: Sequence[Operation] = ()) -> None:
         self.asked.append(ledger_id)
         await asyncio.Event().wait()
 

@@ -236,7 +236,7 @@ def test_long_list_is_deleted_though_the_caller_leaves_meanwhile(
         begun, goes_on, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
         inner = ledgers.delete_ledger
 
-        async def slow(ledger_id: int) -> None:
+        async def slow(ledger_id: int, checks: object = ()) -> None:
             begun.set()
             await goes_on.wait()
             await inner(ledger_id)

@@ -157,7 +157,7 @@ def test_pack_of_another_optimizer_that_was_first_costs_only_the_copy(
             await optimize(rival)
             return pack
 
-        async def refused(ledger_id: int) -> None:
+        async def refused(ledger_id: int, checks: object = ()) -> None:
             raise LedgerError("no answer")
 
         ledgers.delete_ledger = refused  # type: ignore[method-assign]
