@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Final
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import (
@@ -26,7 +25,6 @@ from spark_ledger.errors import (
     MetadataUnavailableError,
     NoSuchEntryError,
     NoSuchLedgerError,
-    NotEnoughBookiesError,
     NotFoundError,
     OutcomeUnknownError,
     RecoveryError,
@@ -56,6 +54,7 @@ from spark_ledger.metadata.json_nodes import (
 from spark_ledger.metadata.ledgers import LedgerStore
 from spark_ledger.metadata.owners import is_alive
 from spark_ledger.metadata.unsettled import id_path, pages
+from spark_ledger.repair.graces import END_NOT_FOUND, Graces
 from spark_ledger.repair.ledger import LedgerRepair
 from spark_ledger.repair.locking import HeldLock, repair_lock
 from spark_ledger.repair.nodes import (
@@ -73,17 +72,9 @@ from spark_ledger.repair.nodes import (
 )
 from spark_ledger.repair.plan import all_names, waits_for_its_writer
 from spark_ledger.repair.throttle import Throttles
-from spark_ledger.types import BookieId, BookieState, EntryId, LedgerId, LedgerMetadata, Versioned
+from spark_ledger.types import BookieId, BookieState, LedgerId, LedgerMetadata, Versioned
 
 logger = logging.getLogger(__name__)
-
-_END_NOT_FOUND: Final = (
-    UnauthorizedError,
-    RecoveryError,
-    BookieUnavailableError,
-    NotEnoughBookiesError,
-)
-"""Why the end of an open ledger cannot be found now, though the metadata store answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +126,9 @@ class Worker:
         self._gone: frozenset[BookieId] = frozenset()
         """Those that the last look found lost, and when that was."""
         self._looked_at = float("-inf")
-        self._waiting_since: dict[LedgerId, tuple[int, float, EntryId | None]] = {}
-        """Open ledgers that name a lost bookie: which version, since when, and what was confirmed
-        then."""
+        self._told: frozenset[BookieId] = frozenset()
+        """Those of them that an operator takes out."""
+        self._graces = Graces(client, self._clock)
         self._failing: set[LedgerId] = set()
         """Ledgers of which the metadata say why they failed, as of the last look and since."""
         self._tried: set[str] = set()
@@ -196,7 +187,8 @@ class Worker:
             raise MetadataRestoredError(self._store.restored)
         state = await read_node(self._store, AuditState, STATE_PATH)
         audited = frozenset[BookieId]() if state is None else state.value.lost
-        self._lost = audited | await leaving(self._store)
+        self._told = await leaving(self._store)
+        self._lost = audited | self._told
         is_stopped = state is not None and bool(state.value.stopped)
         return self._config.despite_losses or not is_stopped  # rule R9
 
@@ -206,7 +198,7 @@ class Worker:
         self._end_pauses()
         count, until = 0, self._clock() + self._config.pass_s
         await self._look_who_fails()
-        unlisted = self._paused.keys() | self._waiting_since.keys() | self._failing
+        unlisted = self._paused.keys() | self._graces.ledgers | self._failing
         async with aclosing(self._waiting(unlisted)) as waiting:
             async for ledger_id, path in waiting:
                 if ledger_id in running:
@@ -249,7 +241,7 @@ class Worker:
         anew, and its writer has all of its grace (rule R3)."""
         for ledger_id in repaired:
             self._paused.pop(ledger_id, None)
-            self._waiting_since.pop(ledger_id, None)
+            self._graces.forget(ledger_id)
             if ledger_id in self._failing:
                 with contextlib.suppress(NotFoundError):
                     await self._store.delete(id_path(FAILED_PATH, ledger_id))
@@ -361,8 +353,8 @@ class Worker:
         still_open: LedgerError | None = None
         if waits_for_its_writer(ledger.value, lost):
             try:
-                ledger = await self._recover_if_due(ledger, lost)
-            except _END_NOT_FOUND as error:
+                ledger = await self._recover_if_due(ledger)
+            except END_NOT_FOUND as error:
                 still_open = error  # its other fragments are none the worse
                 ledger = await self._ledgers.read_latest(ledger_id)
         context, counts = self._client.context, self._uncounted
@@ -410,21 +402,10 @@ class Worker:
             registered.update((await self._registry.names(state)).value)
         return frozenset(registered) - await leaving(self._store)
 
-    async def _recover_if_due(
-        self, ledger: Versioned[LedgerMetadata], lost: frozenset[BookieId]
-    ) -> Versioned[LedgerMetadata]:
+    async def _recover_if_due(self, ledger: Versioned[LedgerMetadata]) -> Versioned[LedgerMetadata]:
         """Close an open ledger that keeps naming a lost bookie, once its writer had time (R3)."""
         ledger_id = ledger.value.ledger_id
-        known, since, before = self._waiting_since.get(ledger_id, (None, 0.0, None))
-        if known != ledger.version:  # and not the fragment: a writer may have left it and come back
-            since, before = self._clock(), None
-        before = await self._confirmed(ledger.value) if before is None else before
-        self._waiting_since[ledger_id] = (ledger.version, since, before)
-        if self._clock() - since < self._config.open_grace_s:
-            return ledger
-        now = await self._confirmed(ledger.value)
-        if before is not None and now is not None and now > before:  # the lost bookie serves it
-            self._waiting_since[ledger_id] = (ledger.version, self._clock(), now)
+        if not await self._graces.is_over(ledger, self._config.open_grace_s, self._told):
             return ledger
         if ledger.value.has_password:
             raise UnauthorizedError(
@@ -439,14 +420,8 @@ class Worker:
             "adds nothing" if alive else "is gone",
         )
         await self._client.open_ledger(ledger_id, recover=True)
-        self._waiting_since.pop(ledger_id, None)
+        self._graces.forget(ledger_id)
         return await self._ledgers.read_latest(ledger_id)
-
-    async def _confirmed(self, ledger: LedgerMetadata) -> EntryId | None:
-        """What is confirmed of an open ledger; None if that cannot be asked, or nobody says."""
-        with contextlib.suppress(*_END_NOT_FOUND):
-            return (await self._client.open_ledger(ledger.ledger_id)).last_add_confirmed
-        return None
 
     async def _unmark(self, ledger_id: LedgerId, path: str, version: int) -> None:
         with contextlib.suppress(ConflictError, NotFoundError):

@@ -102,7 +102,7 @@ def test_ledger_that_another_worker_repaired_is_paused_no_more() -> None:
         await second.worker.run_pass()
         assert await marked(world) == {}
         await first.worker.run_pass()
-        assert first.worker._paused == {} == first.worker._waiting_since
+        assert first.worker._paused == {} and not first.worker._graces.ledgers
         await mark(client.store, LedgerId(writer.ledger_id), frozenset(), 2)
         assert await first.worker.run_pass() == 1, "it is new to this worker"
         assert await marked(world) == {}

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import Any
 
 import pytest
 
 from spark_ledger.errors import BookieUnavailableError, LedgerError
 from spark_ledger.metadata.ledgers import LedgerStore
+from spark_ledger.repair.decommission import decommission
+from spark_ledger.repair.plan import all_names
+from spark_ledger.repair.worker import WorkerConfig
 from spark_ledger.types import BookieId, EntryId, Fragment
 from tests.unit.spark_ledger.client.world import World, run_virtually
 from tests.unit.spark_ledger.repair.test_worker import filled
@@ -100,5 +105,32 @@ def test_writer_that_has_just_replaced_a_bookie_has_its_grace() -> None:
         assert not (await client.ledger_metadata(writer.ledger_id)).is_closed
         await cared.passes(40)
         assert (await client.ledger_metadata(writer.ledger_id)).is_closed
+
+    run_virtually(test, bookies=5)
+
+
+def test_bookie_that_is_told_to_leave_is_left_though_it_serves_its_writer() -> None:
+    """It cannot see that it leaves, so it takes what comes, and no time would ever end."""
+
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        client, loop = await world.client(), asyncio.get_running_loop()
+        writer = await filled(client)
+        name = writer.metadata.last_fragment.bookies[0]
+        await unregister(world, name)
+
+        async def adds() -> None:
+            with contextlib.suppress(LedgerError):
+                while True:
+                    await asyncio.sleep(0.5)
+                    await writer.append(b"more")
+
+        adding, begun = loop.create_task(adds()), loop.time()
+        config = WorkerConfig(open_grace_s=5.0)
+        await decommission(await world.client(), name, config, told=lambda _: None)
+        assert loop.time() - begun >= 5.0, "it has its time"
+        assert name not in all_names(await client.ledger_metadata(writer.ledger_id))
+        assert await lacking(world, client, writer.ledger_id) == []
+        await adding
 
     run_virtually(test, bookies=5)
