@@ -28,6 +28,10 @@ copies come from two others at least, and each has most of its disk left for its
 REPAIRS_AT_ONCE: Final = 16
 """Ledgers that one worker repairs at a time: small ones cost round trips and no bytes."""
 
+REPAIR_ASKS_AT_ONCE: Final = 4
+"""Of these, how many at most ask what is confirmed of open ledgers that are waited for: dead
+machines are asked in vain for seconds, and copies of others are more urgent."""
+
 REPAIR_PASS_S: Final = 5.0
 """A worker looks this often for marked ledgers, and the auditor for bookies that are gone."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Collection, Set
 from typing import Final, NamedTuple
 
@@ -13,6 +12,7 @@ from spark_ledger.errors import (
     RecoveryError,
     UnauthorizedError,
 )
+from spark_ledger.limits.repair import REPAIR_ASKS_AT_ONCE, REPAIR_UNTOLD_AGAIN_S
 from spark_ledger.types import BookieId, EntryId, LedgerId, LedgerMetadata, Versioned
 
 END_NOT_FOUND: Final = (
@@ -32,6 +32,8 @@ class _Grace(NamedTuple):
     since: float
     confirmed: EntryId | None = None
     """What was confirmed then; None: nobody has said so yet."""
+    asked_at: float = float("-inf")
+    """When nobody said so the last time."""
 
 
 class Graces:
@@ -41,6 +43,7 @@ class Graces:
         self._client = client
         self._clock = clock
         self._graces: dict[LedgerId, _Grace] = {}
+        self._asking = 0
 
     @property
     def ledgers(self) -> Set[LedgerId]:
@@ -64,23 +67,32 @@ class Graces:
         if grace is None or grace.version != ledger.version:
             grace = _Grace(ledger.version, now)
         self._graces[ledger_id] = grace
-        counts = set(told).isdisjoint(ledger.value.last_fragment.bookies)
-        if counts and grace.confirmed is None:
-            grace = grace._replace(confirmed=await self._confirmed(ledger.value))
-            self._graces[ledger_id] = grace
-        if now - grace.since < grace_s:
+        is_over = now - grace.since >= grace_s
+        if not grace_s or not set(told).isdisjoint(ledger.value.last_fragment.bookies):
+            return is_over
+        again_s = min(REPAIR_UNTOLD_AGAIN_S, grace_s / 5)
+        if not is_over and (
+            grace.confirmed is not None
+            or now - grace.asked_at < again_s
+            or self._asking >= REPAIR_ASKS_AT_ONCE  # dead machines answer late: copies go on
+        ):
             return False
-        before, confirmed = grace.confirmed, None
-        if counts and before is not None:
-            confirmed = await self._confirmed(ledger.value)
-        if before is None or confirmed is None or confirmed <= before:
+        confirmed = await self._confirmed(ledger.value)
+        if confirmed is None:
+            self._graces[ledger_id] = grace._replace(asked_at=self._clock())
+            return is_over
+        if grace.confirmed is not None and confirmed <= grace.confirmed:
             return True
-        # The lost bookie serves.
-        self._graces[ledger_id] = _Grace(ledger.version, self._clock(), confirmed)
+        # The lost bookie serves; or this is the first answer, and what it says may grow yet.
+        self._graces[ledger_id] = grace._replace(since=self._clock(), confirmed=confirmed)
         return False
 
     async def _confirmed(self, ledger: LedgerMetadata) -> EntryId | None:
         """What is confirmed of an open ledger; None if that cannot be asked, or nobody says."""
-        with contextlib.suppress(*END_NOT_FOUND):
+        self._asking += 1
+        try:
             return (await self._client.open_ledger(ledger.ledger_id)).last_add_confirmed
-        return None
+        except END_NOT_FOUND:
+            return None
+        finally:
+            self._asking -= 1

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from spark_ledger.errors import BookieUnavailableError, LedgerError
+from spark_ledger.limits.repair import REPAIR_ASKS_AT_ONCE
 from spark_ledger.metadata.ledgers import LedgerStore
 from spark_ledger.repair.decommission import decommission
 from spark_ledger.repair.plan import all_names
@@ -16,7 +17,7 @@ from spark_ledger.repair.worker import WorkerConfig
 from spark_ledger.types import BookieId, EntryId, Fragment
 from tests.unit.spark_ledger.client.world import World, run_virtually
 from tests.unit.spark_ledger.repair.test_worker import filled
-from tests.unit.spark_ledger.repair.world import contents, crew, give_cookies, lacking, marked
+from tests.unit.spark_ledger.repair.world import contents, crew, give_cookies, lacking, lose, marked
 
 
 async def unregister(world: World, name: BookieId) -> None:
@@ -57,7 +58,7 @@ def test_writer_that_adds_to_a_bookie_without_zookeeper_is_not_ended() -> None:
 def test_bookies_are_asked_again_that_did_not_say_what_was_there_at_first(
     adds: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And then only once more in each grace."""
+    """The time begins with the first answer; then they are asked once more, as it ends."""
 
     async def test(world: World) -> None:
         await give_cookies(world)
@@ -76,11 +77,79 @@ def test_bookies_are_asked_again_that_did_not_say_what_was_there_at_first(
 
         monkeypatch.setattr(opener, "open_ledger", opened)
         await unregister(world, writer.metadata.last_fragment.bookies[0])
-        for _ in range(31):
+        for _ in range(39):
             await cared.passes(10)
             if adds:
                 await writer.append(b"more")
         assert (await client.ledger_metadata(writer.ledger_id)).is_closed is not adds and asked == 3
+
+    run_virtually(test, bookies=5)
+
+
+def test_bookies_that_answer_late_end_no_writer_that_adds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the time is over nobody says what is confirmed, so nobody can say that it grew."""
+
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        client = await world.client()
+        writer = await filled(client)
+        cared = await crew(world)
+        opener, asked = cared.worker._client, 0
+        real = opener.open_ledger
+
+        async def opened(*given: Any, **options: Any) -> Any:
+            nonlocal asked
+            asked += 1
+            if cared.clock.now < begun + 300.0 and not options:
+                raise BookieUnavailableError("for a while")
+            return await real(*given, **options)
+
+        monkeypatch.setattr(opener, "open_ledger", opened)
+        begun = cared.clock.now
+        await unregister(world, writer.metadata.last_fragment.bookies[0])
+        for _ in range(60):
+            await cared.passes(10)
+            await writer.append(b"more")
+        assert not (await client.ledger_metadata(writer.ledger_id)).is_closed
+        assert asked <= 8, "a few times in each grace, and not at each look"
+
+    run_virtually(test, bookies=5)
+
+
+def test_copies_go_on_beside_open_ledgers_whose_bookies_do_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each answer of a dead machine is waited for, in few of the places that a worker has."""
+
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        client, loop = await world.client(), asyncio.get_running_loop()
+        writers = [await filled(client) for _ in range(24)]
+        done = await filled(client)
+        await done.close()
+        cared = await crew(world)
+        opener, asking, most = cared.worker._client, 0, 0
+
+        async def opened(*_given: Any, **_options: Any) -> Any:
+            nonlocal asking, most
+            asking, most = asking + 1, max(most, asking + 1)
+            await asyncio.sleep(3.0)
+            asking -= 1
+            raise BookieUnavailableError("dead")
+
+        monkeypatch.setattr(opener, "open_ledger", opened)
+        name = done.metadata.last_fragment.bookies[0]
+        every = [each.ledger_id for each in writers if name in all_names(each.metadata)]
+        await lose(world, name)
+        for _ in range(12):
+            cared.clock.now += 10.0
+            await cared.auditor.run_pass()
+        assert {*every, done.ledger_id} == set(await marked(world)) and len(every) > 8
+        work, begun = loop.create_task(cared.worker.run_pass()), loop.time()
+        while done.ledger_id in await marked(world):
+            await asyncio.sleep(0.1)
+        assert loop.time() - begun < 1.0 and 0 < most <= REPAIR_ASKS_AT_ONCE
+        work.cancel()
 
     run_virtually(test, bookies=5)
 
