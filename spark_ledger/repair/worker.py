@@ -129,6 +129,8 @@ class Worker:
         self._told: frozenset[BookieId] = frozenset()
         """Those of them that an operator takes out."""
         self._graces = Graces(client, self._clock)
+        self._went_back: MetadataRestoredError | None = None
+        """This process can repair that ledger never again: it has seen a later version."""
         self._failing: set[LedgerId] = set()
         """Ledgers of which the metadata say why they failed, as of the last look and since."""
         self._tried: set[str] = set()
@@ -185,6 +187,8 @@ class Worker:
     async def _may_begin(self) -> bool:
         if self._store.restored:
             raise MetadataRestoredError(self._store.restored)
+        if self._went_back is not None:
+            raise self._went_back
         state = await read_node(self._store, AuditState, STATE_PATH)
         audited = frozenset[BookieId]() if state is None else state.value.lost
         self._told = await leaving(self._store)
@@ -300,6 +304,8 @@ class Worker:
                 marked = await self._read_mark(mark_path, connections)
                 if marked is not None:  # else it was done meanwhile
                     await self._repair(ledger_id, mark_path, marked, lock, connections)
+            except MetadataRestoredError as error:
+                self._went_back = error
             except LedgerError as error:
                 if marked is None or not await self._is_marked_anew(mark_path, marked.version):
                     await self._failed(ledger_id, error)
