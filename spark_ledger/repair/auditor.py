@@ -51,6 +51,7 @@ from spark_ledger.repair.nodes import (
     leaving,
     mark,
     mark_root,
+    write_seen,
 )
 from spark_ledger.repair.plan import all_names, bytes_on, copies_left, final_fragments
 from spark_ledger.types import (
@@ -59,7 +60,6 @@ from spark_ledger.types import (
     LedgerId,
     LedgerMetadata,
     PlacementPolicy,
-    Versioned,
 )
 
 logger = logging.getLogger(__name__)
@@ -183,7 +183,7 @@ class Auditor:
             except LedgerError:  # it may fail each time: who else is gone is seen all the same
                 names, gone = tuple(sorted(without_cookie)) or UNSET, self._gone.saved()
                 seen = msgspec.structs.replace(state, gone_s=gone, without_cookie=names)
-                await self._write(seen, before)
+                await write_seen(self._store, seen, before)
                 raise
             audited, self._audited_at = found.lost | audited, now
             self._leaving_here &= registered
@@ -201,15 +201,9 @@ class Auditor:
             audit_time_ms=audit_time_ms,
             stopped=found.stopped,
         )
-        await self._write(after, before)
+        await write_seen(self._store, after, before)
         await self._count(len(audited | found.lost))
         return found
-
-    async def _write(self, state: AuditState, before: Versioned[AuditState] | None) -> None:
-        with contextlib.suppress(
-            ConflictError, NotFoundError
-        ):  # of another auditor: both are right
-            await write_node(self._store, STATE_PATH, state, before)
 
     def _places_now(self) -> object:
         """The policy, and the racks to place copies in: with others all ledgers are looked at."""

@@ -29,7 +29,7 @@ from spark_ledger.metadata.base import Create, Delete, MetadataStore, Operation
 from spark_ledger.metadata.cookies import LEAVING_PATH, leaving_path
 from spark_ledger.metadata.json_nodes import Count, Node, Seconds, read_or_renew, write_node
 from spark_ledger.metadata.unsettled import id_path
-from spark_ledger.types import BookieId, LedgerId
+from spark_ledger.types import BookieId, LedgerId, Versioned
 
 MARKED_PATH: Final = "repair/marked"
 FAILED_PATH: Final = "repair/failed"
@@ -39,6 +39,9 @@ CHECK_PATH: Final = "repair/check"
 COUNTS_PATH: Final = "repair/counts"
 CLOSED_PATH: Final = "repair/closed"
 REBALANCE_PATH: Final = "repair/rebalance"
+
+_WRITES: Final = 3
+"""Of what an auditor saw: others forget something in between seldom, and it looks again soon."""
 
 PRIORITIES: Final = (0, 1, 2, 3)
 """By copies that the worst entry has left; 3 stands for more. Fewest first."""
@@ -201,6 +204,36 @@ async def forget_lost(store: MetadataStore, bookies: Collection[BookieId]) -> No
         after = msgspec.structs.replace(before.value, audited=audited, gone_s=gone_s)
         with contextlib.suppress(ConflictError, NotFoundError):  # an auditor wrote what it saw
             await write_node(store, STATE_PATH, after, before)
+
+
+async def write_seen(
+    store: MetadataStore, seen: AuditState, before: Versioned[AuditState] | None
+) -> None:
+    """Write what an auditor saw, but for what others have forgotten since it read ``before``: that
+    they did while all ledgers were looked at is no reason to look at all of them again (rule R7).
+
+    What another auditor wrote stays: both are right.
+    """
+    was = before
+    for _ in range(_WRITES):
+        with contextlib.suppress(ConflictError, NotFoundError):
+            await write_node(store, STATE_PATH, seen, was)
+            return
+        was = await read_or_renew(store, AuditState(), STATE_PATH)
+        if before is None or was is None or was.value.time_ms != before.value.time_ms:
+            return  # who forgets leaves the time
+        seen = _without_forgotten(seen, before.value, was.value)
+
+
+def _without_forgotten(seen: AuditState, before: AuditState, now: AuditState) -> AuditState:
+    there = before.lost.union(before.gone_s).difference(now.lost, now.gone_s)
+    known = seen.known_here_only - (before.known_here_only - now.known_here_only)
+    return msgspec.structs.replace(
+        seen,
+        audited=tuple(sorted(seen.lost - there)),
+        gone_s={name: s for name, s in seen.gone_s.items() if name not in there},
+        without_cookie=tuple(sorted(known)) or UNSET,
+    )
 
 
 async def that_stay(store: MetadataStore, bookies: Collection[BookieId]) -> list[Operation]:

@@ -9,7 +9,8 @@ import pytest
 
 from spark_ledger.metadata.json_nodes import read_node
 from spark_ledger.metadata.unsettled import id_path
-from spark_ledger.repair.nodes import STATE_PATH, AuditState, mark_root
+from spark_ledger.repair.nodes import STATE_PATH, AuditState, forget_without_cookie, mark_root
+from spark_ledger.repair.plan import all_names
 from spark_ledger.types import BookieId
 from tests.unit.spark_ledger.client.world import World, run_virtually
 from tests.unit.spark_ledger.repair.test_checker import closed
@@ -104,3 +105,48 @@ def test_bookie_that_only_a_worker_saw_is_lost_anew_at_once(is_at_it: bool) -> N
         assert await marked(world) == {}
 
     run_virtually(test, bookies=6)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_bookie_that_a_worker_saw_come_back_costs_no_audit_of_the_others(is_known: bool) -> None:
+    """It is back for good while all ledgers are looked at, for minutes. Nor does what was forgotten
+    meanwhile come back (rule R10)."""
+
+    async def test(world: World) -> None:
+        if is_known:
+            await give_cookies(world)
+        client = await world.client()
+        writer = await closed(client)
+        cared = await crew(world)
+        first, second = map(BookieId, writer.metadata.last_fragment.bookies[:2])
+        other = BookieId(max(set(world.bookies).difference(all_names(writer.metadata))))
+        await looks(cared, 10)
+        await lose(world, first)
+        await lose(world, second)
+        audit, audits = cared.auditor.audit, 0
+
+        async def slow(lost: Collection[BookieId], known: Collection[BookieId] | None) -> int:
+            nonlocal audits
+            audits += 1
+            found = await audit(lost, known)
+            if audits == 1:
+                world.revive(second)
+                await world.register(second)
+                cared.clock.now += 1.0
+                await cared.worker.run_pass()
+                if not is_known:  # taken out meanwhile
+                    await lose(world, other)
+                    await forget_without_cookie(client.store, other)
+            return found
+
+        cared.auditor.audit = slow  # type: ignore[method-assign, assignment]
+        await looks(cared, 120)
+        state = await read_node(client.store, AuditState, STATE_PATH)
+        assert audits == 1 and state is not None and state.value.audit_time_ms
+        assert second not in state.value.gone_s and other not in state.value.known_here_only
+        assert state.value.audited == ((first,) if is_known else ())
+        await lose(world, second)
+        await looks(cared, 130)
+        assert audits == 2, "it is newly lost"
+
+    run_virtually(test, bookies=7)
