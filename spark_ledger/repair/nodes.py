@@ -26,6 +26,7 @@ from msgspec import UNSET, UnsetType
 
 from spark_ledger.errors import BookieUnavailableError, ConflictError, NotFoundError
 from spark_ledger.metadata.base import Create, Delete, MetadataStore, Operation
+from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.cookies import LEAVING_PATH, leaving_path
 from spark_ledger.metadata.json_nodes import Count, Node, Seconds, read_or_renew, write_node
 from spark_ledger.metadata.unsettled import id_path
@@ -194,14 +195,23 @@ async def forget_without_cookie(store: MetadataStore, bookie_id: BookieId) -> No
 
 async def forget_lost(store: MetadataStore, bookies: Collection[BookieId]) -> None:
     """Count bookies that are registered as lost no more, before their marks go: if they are gone
-    at an auditor's next look, it has to look at all ledgers for them once more (rule R1)."""
+    at an auditor's next look, it has to look at all ledgers for them once more (rule R1). Those
+    that have no cookie are noted: nothing else would say then that they were there."""
     while bookies:
         before = await read_or_renew(store, AuditState(), STATE_PATH)
-        if before is None or before.value.lost.union(before.value.gone_s).isdisjoint(bookies):
+        if before is None:
+            return
+        cookies = await BookieRegistry(store).list_cookies()
+        noted = before.value.known_here_only.union(set(bookies).difference(cookies))
+        forgotten = before.value.lost.union(before.value.gone_s).intersection(bookies)
+        if not forgotten and noted == before.value.known_here_only:
             return
         audited = tuple(sorted(before.value.lost.difference(bookies)))
         gone_s = {name: s for name, s in before.value.gone_s.items() if name not in bookies}
-        after = msgspec.structs.replace(before.value, audited=audited, gone_s=gone_s)
+        names = tuple(sorted(noted)) or UNSET
+        after = msgspec.structs.replace(
+            before.value, audited=audited, gone_s=gone_s, without_cookie=names
+        )
         with contextlib.suppress(ConflictError, NotFoundError):  # an auditor wrote what it saw
             await write_node(store, STATE_PATH, after, before)
 
@@ -228,6 +238,7 @@ async def write_seen(
 def _without_forgotten(seen: AuditState, before: AuditState, now: AuditState) -> AuditState:
     there = before.lost.union(before.gone_s).difference(now.lost, now.gone_s)
     known = seen.known_here_only - (before.known_here_only - now.known_here_only)
+    known |= now.known_here_only - (seen.lost - there)
     return msgspec.structs.replace(
         seen,
         audited=tuple(sorted(seen.lost - there)),

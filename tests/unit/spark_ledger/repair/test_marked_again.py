@@ -107,6 +107,39 @@ def test_bookie_that_only_a_worker_saw_is_lost_anew_at_once(is_at_it: bool) -> N
     run_virtually(test, bookies=6)
 
 
+@pytest.mark.parametrize("is_at_it", [False, True])
+def test_bookie_without_cookie_that_only_a_worker_saw_is_lost_anew(is_at_it: bool) -> None:
+    """A ZooKeeper of before its format does not know it: nothing else says that it was there."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await closed(client)
+        cared = await crew(world)
+        name = BookieId(writer.metadata.last_fragment.bookies[0])
+        await looks(cared, 10)
+        await lose(world, name)
+        audit, lives = cared.auditor.audit, [name] if is_at_it else []
+
+        async def slow(lost: Collection[BookieId], known: Collection[BookieId] | None) -> int:
+            found = await audit(lost, known)
+            if lives and lives[0] in lost:
+                await short_life(world, cared, lives.pop())
+            return found
+
+        cared.auditor.audit = slow  # type: ignore[method-assign, assignment]
+        await looks(cared, 200)
+        if not is_at_it:
+            await short_life(world, cared, name)
+            await looks(cared, 120)
+        assert await marked(world) == {writer.ledger_id: 2}
+        await cared.passes(10)
+        assert await marked(world) == {}
+        state = await read_node(client.store, AuditState, STATE_PATH)
+        assert state is not None and name not in state.value.known_here_only
+
+    run_virtually(test, bookies=6)
+
+
 @pytest.mark.parametrize("is_known", [True, False])
 def test_bookie_that_a_worker_saw_come_back_costs_no_audit_of_the_others(is_known: bool) -> None:
     """It is back for good while all ledgers are looked at, for minutes. Nor does what was forgotten
