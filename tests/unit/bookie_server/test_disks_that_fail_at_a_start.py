@@ -12,11 +12,15 @@ from typing import Any, cast
 import pytest
 
 from bookie_server.exit_codes import EXIT_FATAL, EXIT_REFUSED
+from bookie_server.opening import open_bookie
 from bookie_server.server import BookieServer, _exit_code
-from bookie_server.storage.cookie import lock_directories
+from bookie_server.storage.config import StorageConfig
+from bookie_server.storage.cookie import format_directories, lock_directories
 from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
 from bookie_server.storage.fs.posix_fs import PosixFileSystem
 from spark_ledger.errors import ConfigurationError
+from spark_ledger.limits import KIB, MIB
+from spark_ledger.types import BookieId
 from tests.unit.bookie_server.storage.support import JOURNAL, LEDGERS, Machine, formatted
 from tests.unit.bookie_server.test_identity import World
 
@@ -86,3 +90,22 @@ def test_start_on_a_disk_that_fails_is_tried_again_and_one_that_is_set_up_wrongl
 ) -> None:
     """A disk that fails whole is met by the first read. Until now only a later one counted."""
     assert code_of(step(number)) == code
+
+
+def test_index_that_is_set_up_wrongly_is_no_failed_disk(tmp_path: Path) -> None:
+    """A map that is larger than what the process may have. Nobody shall change a good disk."""
+    files, journal, ledgers = PosixFileSystem(), tmp_path / "j", tmp_path / "l"
+    format_directories(files, journal, (ledgers,), cluster_id="c", bookie_id=BookieId("b"))
+    config = StorageConfig(
+        bookie_id=BookieId("b"),
+        journal_directory=journal,
+        ledger_directories=(ledgers,),
+        journal_file_bytes=MIB,
+        journal_batch_bytes_max=256 * KIB,
+        index_map_bytes=1 << 56,
+    )
+
+    def start() -> None:
+        open_bookie(config, post=lambda _call: None, on_fatal=print, threads=False)
+
+    assert code_of(start) == EXIT_REFUSED
