@@ -36,7 +36,7 @@ from bookie_server.core.transitions import (
 from bookie_server.duplicates import compare_with_held
 from bookie_server.first_contact import LedgerKeys, LookUps, resume
 from bookie_server.giving_back import GivingBack
-from bookie_server.reads import entry_page, find_record, read_entries
+from bookie_server.reads import entry_page, find_record, read_entries, why_unsynced
 from bookie_server.storage.blocks import RUN_ENTRIES_MAX, RUN_FRAMES_BYTES_MAX, encode_run
 from bookie_server.storage.disks import DiskWatch
 from bookie_server.storage.fs.vfs import Lock
@@ -273,8 +273,8 @@ class Bookie:
 
     def entry_page(self, ledger_id: LedgerId, first: EntryId) -> EntryPage | None:
         """See ``reads.entry_page``, also for what it raises; any thread."""
-        is_going, unsynced_s = ledger_id in self.giving_back, self._journal.unsynced_s
-        return None if is_going else entry_page(self._storage, ledger_id, first, unsynced_s)
+        is_going, unsynced = ledger_id in self.giving_back, why_unsynced(self._journal)
+        return None if is_going else entry_page(self._storage, ledger_id, first, unsynced)
 
     def next_ledger_id(self) -> int:
         """An id above all ledgers that were heard of here; any thread."""

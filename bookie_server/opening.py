@@ -8,7 +8,6 @@ The first flush comes last: it moves the checkpoint marks to the new file, and f
 
 from __future__ import annotations
 
-import errno
 import logging
 import secrets
 from collections.abc import Callable
@@ -45,11 +44,6 @@ logger = logging.getLogger(__name__)
 OpenIndex = Callable[[Path], Index]
 
 
-class DiskFailedError(ConfigurationError):
-    """A disk failed while the storage was opened. Where it is well by then, the next start works:
-    as behind a failure while the bookie served, a supervisor is to try it (rule S3)."""
-
-
 def open_bookie(
     config: StorageConfig,
     *,
@@ -72,8 +66,7 @@ def open_bookie(
     that stay open for readers, of each directory.
 
     Raises CorruptionError if what is stored is damaged, ConfigurationError if the directories are
-    not this bookie's or not usable; of these a DiskFailedError if a disk failed. Then everything is
-    closed and unlocked again.
+    not this bookie's or not usable. Then everything is closed and unlocked again.
     """
     files = file_system or PosixFileSystem()
     make_index = open_index or partial(LmdbIndex, map_bytes=config.index_map_bytes)
@@ -101,8 +94,7 @@ def open_bookie(
             logger.warning("the storage is opened once more: %s", error)
             bookie = opened()
     except OSError as error:
-        raised = DiskFailedError if error.errno == errno.EIO else ConfigurationError
-        raise raised(f"the storage cannot be opened: {error}") from error
+        raise ConfigurationError(f"the storage cannot be opened: {error}") from error
     if threads:
         bookie.start()
     return bookie

@@ -8,6 +8,7 @@ entry was never confirmed, and may close the ledger below it (rule P14).
 from __future__ import annotations
 
 from bookie_server.core.ledger_record import LedgerRecord
+from bookie_server.storage.journal.journal import Journal
 from bookie_server.storage.ledgers.ledger_storage import LedgerStorage
 from spark_ledger.bookie_api import EntryPage, ReadOutcome, Refusal
 from spark_ledger.errors import CorruptionError
@@ -67,23 +68,29 @@ def read_entries(
     return ReadOutcome(runs, BookieStatus.OK, entry_id, "")
 
 
+def why_unsynced(journal: Journal) -> str:
+    """Why what is in memory may not be synced for long, or ever; "" while it is. Any thread."""
+    if journal.failure or journal.keeps_refused:
+        return journal.failure or journal.no_room
+    waited_s = journal.unsynced_s
+    stalls = waited_s >= JOURNAL_STALLED_S
+    return f"the journal has not synced for {waited_s:.1f} s" if stalls else ""
+
+
 def entry_page(
-    storage: LedgerStorage, ledger_id: LedgerId, first: EntryId, unsynced_s: float = 0.0
+    storage: LedgerStorage, ledger_id: LedgerId, first: EntryId, unsynced: str = ""
 ) -> EntryPage | None:
     """What is held of the entries from ``first`` on; None when the ledger is not known.
 
-    ``unsynced_s``: for how long the journal has not synced. Who asks counts copies: once it stalls,
-    what is in memory may be lost with it, and is not said to be held (rule S15).
+    ``unsynced``: see ``why_unsynced``. Who asks counts copies: what is in memory then may be lost
+    with the journal's queue, and is not said to be held (rule S15).
 
     Raises OSError or CorruptionError if that cannot be read, or said.
     """
     page = storage.entry_page(ledger_id, first, BOOKIE_RANGES_PER_PAGE)
     # Behind the page: what was flushed in between is stored.
-    if unsynced_s >= JOURNAL_STALLED_S and storage.store_of(ledger_id).cache.runs_of(ledger_id):
-        raise TimeoutError(
-            f"the journal has not synced for {unsynced_s:.1f} s: which entries of ledger "
-            f"{ledger_id} are stored is not known"
-        )
+    if unsynced and storage.store_of(ledger_id).cache.runs_of(ledger_id):
+        raise OSError(f"{unsynced}: which entries of ledger {ledger_id} are stored is not known")
     if not page.ranges and storage.ledger_record(ledger_id) is None:
         return None
     return page

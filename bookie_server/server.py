@@ -10,6 +10,7 @@ again.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import signal
@@ -34,7 +35,7 @@ from bookie_server.identity import Identity
 from bookie_server.keeper_process import keeper_beside
 from bookie_server.leaving import LeavingWatch
 from bookie_server.ledger_keys import MetadataKeys
-from bookie_server.opening import DiskFailedError, open_bookie
+from bookie_server.opening import open_bookie
 from bookie_server.process_settings import set_up_process
 from bookie_server.refetch import Refetch
 from bookie_server.registration import Registration, format_new, is_formatted, local_cookie
@@ -117,7 +118,8 @@ async def _exit_code(server: BookieServer) -> int:
         logger.error("%s", error)  # noqa: TRY400 - the message says what to do
         if isinstance(error, BookieReplacedError):
             return EXIT_REPLACED
-        if isinstance(error, DiskFailedError):
+        cause = error.__cause__  # any step of a start may meet a disk that fails (rule S3)
+        if isinstance(error, ConfigurationError) and getattr(cause, "errno", 0) == errno.EIO:
             return EXIT_FATAL
         is_refused = isinstance(error, ConfigurationError | CorruptionError)
         return EXIT_REFUSED if is_refused else EXIT_FAILED

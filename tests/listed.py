@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from bookie_server.bookie import Bookie
+from bookie_server.reads import entry_page
 from spark_ledger.bookie_api import EntryPage
 from spark_ledger.types import EntryId, LedgerId
 
@@ -13,6 +15,19 @@ class Lists(Protocol):
 
     def entry_page(self, ledger_id: LedgerId, first: EntryId) -> EntryPage | None:
         """See ``BookieApi``."""
+
+
+class Kept:
+    """What a bookie has in its memory and on its disks, also while its journal has no room: then it
+    does not say so (rule S15)."""
+
+    def __init__(self, bookie: Bookie) -> None:
+        self._bookie = bookie
+
+    def entry_page(self, ledger_id: LedgerId, first: EntryId) -> EntryPage | None:
+        """See ``reads.entry_page``."""
+        is_going = ledger_id in self._bookie.giving_back
+        return None if is_going else entry_page(self._bookie._storage, ledger_id, first)
 
 
 def listed(bookie: Lists, ledger_id: LedgerId) -> list[tuple[EntryId, EntryId]] | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from spark_ledger.errors import CorruptionError
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import EntryId, LedgerId
-from tests.listed import listed
+from tests.listed import Kept, listed
 from tests.sim.witness import Witness
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class Promises:
         if bookie is None:
             return found
         try:
-            ranges = listed(bookie, ledger_id) or []
+            ranges = listed(Kept(bookie), ledger_id) or []
         except (OSError, CorruptionError):
             return found
         for first, last in ranges:

@@ -62,5 +62,7 @@ def translated(path: Path) -> Iterator[None]:
     except lmdb.PanicError as error:  # its root may be half written: see ``IndexLostError``
         raise IndexLostError(errno.EIO, f"index {path}: {error}") from error
     except lmdb.Error as error:
-        number = errno.ENOSPC if found_no_space(error, path) else errno.EIO
+        number = errno.EIO if os.strerror(errno.EIO) in str(error) else errno.EINVAL
+        if found_no_space(error, path):
+            number = errno.ENOSPC  # the three apart: a failed disk is tried again, then replaced
         raise OSError(number, f"index {path}: {error}") from error

@@ -68,9 +68,8 @@ _IN_PLACE_WAIT_S: Final = 0.01
 """No longer, when it is slow all the same: a disk that hangs must not stop the loop."""
 
 _IN_PLACE_PAUSE_SHARE: Final = 50
-"""A wait that took longer than such a sync is the last one for so many times as long. The disk may
-be quick and the thread that syncs wait for the interpreter, behind a flush: then each message of
-many clients would stop the loop, and all others with it."""
+"""A wait that took longer than such a sync is the last one for so many times as long: the thread
+that syncs may wait for the interpreter, behind a flush, and stop the loop at each message."""
 
 
 class Journal:
@@ -102,8 +101,7 @@ class Journal:
         ``post`` runs a callable on the service thread. ``clock`` (seconds) measures the syncs.
         ``saves_room``: the disk is full, so the file is made for the first batch only. Without room
         for it the journal waits for some. ``run_logs``: of each ledger directory, for runs that
-        have a place; without any all goes to the journal. Raises OSError if the file cannot be made
-        otherwise.
+        have a place; without any all goes to the journal. Raises OSError if the disk fails.
         """
         # Any thread: never changed.
         self._directory = directory
@@ -180,6 +178,11 @@ class Journal:
     def no_room(self) -> str:
         """Why nothing can be written until there is space again; "" when it can. Any thread."""
         return self._no_room or ""
+
+    @property
+    def keeps_refused(self) -> bool:
+        """Whether memory has records that there is no room for here; any thread."""
+        return self._no_room is not None and bool(self._queue)
 
     @property
     def space_refusal(self) -> str:
@@ -398,8 +401,7 @@ class Journal:
             self._alarm.ring()
 
     def close(self) -> None:
-        """Commit what is queued, stop the thread, close the file; nothing is appended any more.
-        Closing twice is allowed."""
+        """Commit what is queued, stop the thread, close the file: for good. Twice is allowed."""
         with self._lock:
             if self._stopping:
                 return
@@ -448,8 +450,7 @@ class Journal:
             handed.ring()
 
     def _ends_sleep(self) -> bool:
-        """Whether the journal thread sleeps: then the caller has to ring, once it has let the lock
-        go. Under the lock."""
+        """Whether the journal thread sleeps, under the lock: the caller rings once it is let go."""
         ended, self._sleeping = self._sleeping, False
         return ended
 
@@ -460,8 +461,7 @@ class Journal:
     def _take(self) -> list[Waiting]:
         """The next batch, in the order of the appends; empty when nothing is queued.
 
-        Bounded, so that the first record of a long queue is not answered as late as its last, and
-        not all in one turn.
+        Bounded, so that the first of a long queue is not answered as late as the last, in one turn.
         """
         batch: list[Waiting] = []
         room, records = self._batch_bytes_max, _BATCH_RECORDS_MAX

@@ -123,7 +123,7 @@ class LedgerStorage:
         self._flush_stats = FlushStats(failures=(None,) * len(stores))
         # Changed under _flush_lock; any thread reads it.
         self._flushing: DirectoryStore | None = None
-        # Since when which thread waits for _flush_lock, to flush. Each sets its own; any reads all.
+        # Since when which thread flushes, or waits to. Each sets its own; any reads all.
         self._waits_since: dict[int, float] = {}
         # Flush thread.
         self._is_lost = False
@@ -155,8 +155,8 @@ class LedgerStorage:
 
     @property
     def unmoved(self) -> tuple[str, float]:
-        """The directory that is being flushed, and for how long it has made no progress; ""
-        and 0 while none is. All of them, while a flush waits and nothing moves. Any thread."""
+        """The directory that is being flushed, and for how long it has made no progress; "" and 0
+        while none is. All of them, while a flush waits, or is at the journal's part. Any thread."""
         store, waits_since = self._flushing, list(self._waits_since.values())
         if store is not None:
             return str(store.directory), max(0.0, time.monotonic() - store.moved_at)
@@ -260,8 +260,8 @@ class LedgerStorage:
         failures: list[FlushFailure | None] = []
         other_failure = None
         self._waits_since[threading.get_ident()] = time.monotonic()
-        with self._flush_lock:
-            del self._waits_since[threading.get_ident()]  # others may wait still
+        with self._flush_lock, ExitStack() as at_end:  # the journal's part may hang as well
+            at_end.callback(self._waits_since.pop, threading.get_ident())
             marks = self._journal.durable_marks  # before any cache is frozen (rule S2)
             run_log_marks = marks.run_logs or (None,) * len(self._stores)
             for store, run_log_mark in zip(self._stores, run_log_marks, strict=True):

@@ -20,7 +20,6 @@ from bookie_server.exit_codes import (
     EXIT_REFUSED,
     EXIT_REPLACED,
 )
-from bookie_server.opening import DiskFailedError
 from bookie_server.server import BookieServer
 from bookie_server.storage.cookie import Cookie
 from spark_ledger.errors import (
@@ -90,7 +89,6 @@ CONFIG = 'metadata = "zk://h/l"\n[storage]\njournal_directory = "j"\nledger_dire
     [
         (ConfigurationError("the name is taken"), EXIT_REFUSED),
         (CorruptionError("bookie.json is damaged"), EXIT_REFUSED),
-        (DiskFailedError("the storage cannot be opened: Input/output error"), EXIT_FATAL),
         (MetadataUnavailableError("nobody listens"), EXIT_FAILED),
         (BookieReplacedError("another process is this bookie"), EXIT_REPLACED),
     ],

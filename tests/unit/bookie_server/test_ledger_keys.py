@@ -81,6 +81,8 @@ def test_look_ups_that_have_ended_make_room_for_others(
             assert not isinstance(await ask(keys, kind), Refusal)
             assert isinstance(await ask(keys, kind, LedgerId(8)), Refusal)
         assert keys.found == 5, "a ledger that does not exist is not one that was taken"
+        await asyncio.sleep(0)
+        assert not keys._tasks, "they would be kept for ever, and counted in what is refused"
 
     asyncio.run(main())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,12 +14,13 @@ import lmdb
 import pytest
 
 from bookie_server.bookie import Bookie
-from bookie_server.opening import DiskFailedError, open_bookie
+from bookie_server.opening import open_bookie
 from bookie_server.storage.config import StorageConfig
 from bookie_server.storage.cookie import format_directories
 from bookie_server.storage.fs.posix_fs import PosixFileSystem
 from bookie_server.storage.index.lmdb_index import LmdbIndex
 from bookie_server.storage.index.lmdb_update import LmdbUpdate
+from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits import MIB
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
 from tests.unit.bookie_server.storage.support import KnownKeys, make_run
@@ -165,8 +167,10 @@ def test_start_whose_index_was_given_up_opens_it_once_more(
     with monkeypatch.context() as patched:
         patched.setattr(LmdbUpdate, "commit", fails)
         if times > 1:
-            with pytest.raises(DiskFailedError, match="cannot be opened"):
+            with pytest.raises(ConfigurationError, match="cannot be opened") as raised:
                 site.open(flush_interval_s=60.0)
+            cause = raised.value.__cause__
+            assert isinstance(cause, OSError) and cause.errno == errno.EIO
         else:
             site.open(flush_interval_s=60.0)
             assert not site.fatal and site.status(0) is OK

@@ -115,6 +115,8 @@ def on_loop(test: Callable[[Fixture], Awaitable[None]]) -> Callable[[], None]:
             async with asyncio.timeout(10):
                 await test(fixture)
             fixture.task.cancel()
+            await asyncio.wait([fixture.task], timeout=1)
+            assert fixture.task.done(), "a call that is cancelled ends, whatever it waits for"
             await asyncio.gather(fixture.task, return_exceptions=True)
 
         asyncio.run(main())

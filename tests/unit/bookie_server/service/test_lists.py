@@ -4,6 +4,7 @@ it, so nothing may be left out between two parts."""
 from __future__ import annotations
 
 import errno
+from contextlib import suppress
 
 import pytest
 
@@ -11,12 +12,14 @@ from bookie_server import reads
 from bookie_server.bookie import Bookie
 from bookie_server.service import lists
 from bookie_server.service.lists import list_error, next_part
+from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
 from spark_ledger.errors import CorruptionError
+from spark_ledger.limits import KIB
 from spark_ledger.limits.bookie import JOURNAL_STALLED_S
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
 from spark_ledger.wire.codec import status_to_wire
-from tests.unit.bookie_server.storage.support import Machine, formatted
+from tests.unit.bookie_server.storage.support import JOURNAL, Machine, formatted, small_config
 
 
 @pytest.fixture
@@ -108,6 +111,57 @@ def test_what_a_journal_that_stalls_has_not_synced_is_not_listed(machine: Machin
     machine.settle()
     part, _ = next_part(machine.bookie, request, 0)
     assert [(each.first_entry, each.last_entry) for each in part.ranges] == [(0, 1)]
+
+
+def test_what_a_journal_without_room_has_refused_is_not_listed_before_a_flush_has_it() -> None:
+    """It is in memory only, for as long as the disk is full, and a kill takes it away. What was
+    synced, or flushed, is listed all the same."""
+    allowed = 1000
+
+    def plan(operation: Operation) -> Fault | None:
+        nonlocal allowed
+        if operation.kind != "preallocate" or operation.path.parent != JOURNAL:
+            return None
+        allowed -= 1
+        return Fault(errno.ENOSPC) if allowed < 0 else None
+
+    config = small_config(
+        write_once_bytes=0, journal_batch_bytes_max=200 * KIB, write_cache_bytes=1024 * KIB
+    )
+    files = formatted()
+    machine = Machine(FaultFileSystem(files, plan), config)
+    assert machine.add(2, [0]) is BookieStatus.OK
+    request = pb.ListEntriesRequest(ledger_id=2)
+    allowed = 1
+    assert machine.add(2, range(1, 40), size=3 * KIB) is BookieStatus.READ_ONLY
+    assert machine.bookie.stall is None, "who adds was told why"
+    part, behind = next_part(machine.bookie, request, 0)
+    assert part.status == status_to_wire(BookieStatus.IO_ERROR) and "disk full" in part.message
+    assert not part.ranges and behind is None
+    assert len(Machine(files.crash_clone(None), config).held(2)) == 1
+    with suppress(OSError):
+        machine.flush()
+    allowed = 1000
+    part, _ = next_part(machine.bookie, request, 0)
+    assert [(each.first_entry, each.last_entry) for each in part.ranges] == [(0, 39)]
+    assert len(Machine(files.crash_clone(None), config).held(2)) == 40
+
+
+def test_journal_that_only_has_no_room_for_more_hides_nothing(machine: Machine) -> None:
+    """All that memory has is synced, as nothing was added since."""
+    assert machine.add(2, [1]) is BookieStatus.OK
+    machine.bookie._journal._no_room = "disk full"
+    part, _ = next_part(machine.bookie, pb.ListEntriesRequest(ledger_id=2), 0)
+    assert [(each.first_entry, each.last_entry) for each in part.ranges] == [(0, 1)]
+
+
+def test_what_a_journal_that_failed_did_not_sync_is_not_listed(machine: Machine) -> None:
+    """The process ends, but answers for as long as it drains."""
+    assert machine.add(2, [1]) is BookieStatus.OK
+    machine.bookie._journal._fail([], OSError(errno.EIO, "Input/output error"))
+    part, _ = next_part(machine.bookie, pb.ListEntriesRequest(ledger_id=2), 0)
+    assert part.status == status_to_wire(BookieStatus.IO_ERROR) and "must restart" in part.message
+    assert not part.ranges
 
 
 def test_ledger_that_is_not_known_is_denied_and_nonsense_is_named(machine: Machine) -> None:

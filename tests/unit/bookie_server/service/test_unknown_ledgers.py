@@ -92,6 +92,11 @@ async def test_refusals_of_one_ledger_count_once_however_many_adds_were_on_their
     await until(lambda: len(waiting) == BOOKIE_UNKNOWN_ADDS_MAX + 51)
     waiting[-1](BookieStatus.OK, "")
     assert [result.status for result in (await call.read()).results] == [pb.OK]
+    await call.write(adds_of(range(3, 4)))  # a stream that is about to end has answered, too
+    async with asyncio.timeout(2):
+        await until(lambda: len(waiting) == BOOKIE_UNKNOWN_ADDS_MAX + 52)
+    waiting[-1](BookieStatus.OK, "")
+    assert [result.status for result in (await call.read()).results] == [pb.OK]
     call.cancel()
 
 

@@ -20,7 +20,7 @@ from spark_ledger.limits import KIB, MIB
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import NO_ENTRY, BookieId, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire.frame import access_key_hash
-from tests.listed import listed
+from tests.listed import Kept, listed
 
 ROOT = Path("/bookie")
 JOURNAL = ROOT / "journal"
@@ -208,7 +208,7 @@ class Machine:
     def held(self, ledger_id: int) -> dict[int, bytes]:
         """All entries of a ledger with their frames, by list and read."""
         found: dict[int, bytes] = {}
-        for first, last in listed(self.bookie, LedgerId(ledger_id)) or []:
+        for first, last in listed(Kept(self.bookie), LedgerId(ledger_id)) or []:
             outcome = self.bookie.read(
                 LedgerId(ledger_id), first, last, stride=1, max_bytes=1 << 30
             )

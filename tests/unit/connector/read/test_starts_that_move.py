@@ -121,6 +121,19 @@ def test_run_that_repeats_the_first_micro_batch_goes_on_with_rows(cluster: Clust
     assert again.run() == [[7]]
 
 
+def test_first_micro_batch_that_is_repeated_is_the_only_empty_one(cluster: Cluster) -> None:
+    """What it starts from is still to come when it is repeated."""
+    stream = cluster.create()
+    stream.append(table(1), sink_id="mine", transaction_id=6)
+    first = Query(options=FROM_SEVEN)
+    end = first.reader.latestOffset(first.at, first.limit)
+    again = Query(options=FROM_SEVEN)
+    assert again.at == end == first.at, "transaction 7 is still to come"
+    assert again.reader.partitions(again.at, end) == []
+    stream.append(table(7), sink_id="mine", transaction_id=7)
+    assert again.trigger() == [7]
+
+
 def test_restart_does_not_look_for_a_start_that_was_truncated(cluster: Cluster) -> None:
     cluster.create(1, name="a")
     cut = cluster.create(1, 2, 3, name="b")

@@ -152,7 +152,8 @@ def test_flushes_into_a_full_index_leave_no_logs_behind(
         (lmdb.CorruptedError("bad"), CorruptionError, None),
         (lmdb.PageNotFoundError("bad"), CorruptionError, None),
         (lmdb.InvalidError("bad"), CorruptionError, None),
-        (lmdb.ReadersFullError("readers"), OSError, errno.EIO),
+        (lmdb.ReadersFullError("readers"), OSError, errno.EINVAL),
+        (lmdb.Error("Cannot allocate memory"), OSError, errno.EINVAL),
         (lmdb.Error("Input/output error"), OSError, errno.EIO),
     ],
 )

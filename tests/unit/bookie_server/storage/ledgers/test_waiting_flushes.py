@@ -100,8 +100,35 @@ def test_flush_that_waits_is_told_once_nothing_moves_and_each_of_them_is(
     storage.flush()
     turns.join()
     assert begun == [0.0] * 6, "each directory begins anew"
-    assert prepared == [STEP_S, STEP_S, 0.0], "the journal's part, while others wait"
+    assert prepared == [STEP_S] * 3, "the journal's part, also while no other waits"
     assert turns.at_end == [(0.0, STEP_S), (0.0, STEP_S), (0.0, 0.0)], "while others wait"
+    assert storage.unmoved == ("", 0.0)
+
+
+@pytest.mark.parametrize("part", ["prepare", "remove_before"])
+def test_flush_that_hangs_in_the_journals_part_is_told_although_no_other_waits(
+    machine: Machine, turns: Turns, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    """The flush thread is the only one, as a rule, and adds wait until it has come to its end."""
+    storage = machine.bookie._storage
+    told: list[tuple[str, float]] = []
+    goes_on = getattr(storage._journal, part)
+
+    def hangs(*of: Any) -> Any:
+        turns.now += STEP_S
+        told.append(storage.unmoved)
+        if len(told) == 1:
+            raise ZeroDivisionError("a bug of ours")
+        return goes_on(*of)
+
+    monkeypatch.setattr(storage._journal, part, hangs)
+    with pytest.raises(ZeroDivisionError):
+        storage.flush()
+    assert storage.unmoved == ("", 0.0), "it has ended"
+    storage.flush()
+    directories = ", ".join(str(each.directory) for each in storage._stores)
+    assert told == [(directories, STEP_S)] * 2
+    assert storage.unmoved == ("", 0.0)
 
 
 def test_step_of_a_deletion_is_one_that_moves(
