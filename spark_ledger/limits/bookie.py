@@ -228,12 +228,12 @@ BOOKIE_RECEIVE_SHORT_S: Final = 0.25
 """While memory is short, a request that is not there by then is cut."""
 
 BOOKIE_CONNECTION_LOOK_S: Final = 0.025
-"""How often a bookie looks for messages that do not arrive, while there are append streams that
-have stored nothing: gRPC takes in some 30 MiB meanwhile."""
+"""How often a bookie looks for messages that do not arrive, while requests are on their way, or
+there are append streams that have stored nothing: gRPC takes in some 30 MiB meanwhile."""
 
 BOOKIE_CONNECTION_SOON_S: Final = 0.01
-"""How often while there are some, or requests are on their way: a client that sends as fast as it
-can has 10 MiB taken in meanwhile, and forty of them share that."""
+"""How often while there are some, or requests are late: a client that sends as fast as it can has
+10 MiB taken in meanwhile, and forty of them share that."""
 
 BOOKIE_CONNECTION_IDLE_S: Final = 0.25
 """How often it looks whether there are any: a bookie that has nothing to do sleeps."""

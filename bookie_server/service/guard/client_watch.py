@@ -118,9 +118,9 @@ class ClientWatch:
                 pending.cancel()
 
     def _look_again(self) -> None:
-        if self._strangers or self._limits.receiving_for(0.0):
+        if self._strangers or self._limits.receiving_for(BOOKIE_REQUEST_LATE_S):
             delay_s = BOOKIE_CONNECTION_SOON_S
-        elif self._parts or self._has_strangers():
+        elif self._parts or self._limits.receiving_for(0.0) or self._has_strangers():
             delay_s = BOOKIE_CONNECTION_LOOK_S
         else:
             delay_s = BOOKIE_CONNECTION_IDLE_S

@@ -16,6 +16,7 @@ from spark_ledger.limits.bookie import (
     BOOKIE_CONNECTION_LOOK_S,
     BOOKIE_CONNECTION_SOON_S,
     BOOKIE_CONNECTIONS_LOOK_S,
+    BOOKIE_REQUEST_LATE_S,
 )
 from tests.unit.bookie_server.service.guard.test_client_watch import Stream, World
 from tests.unit.virtual_time import VirtualLoop, run_in_virtual_time
@@ -160,6 +161,8 @@ def test_watch_looks_often_while_there_are_strangers_or_parts_and_seldom_else(
         del world.kernel.bytes["new"]
         assert await beats.look() == BOOKIE_CONNECTION_IDLE_S
         with world.limits.receiving("asks"):
+            assert await beats.look() == BOOKIE_CONNECTION_LOOK_S
+            await asyncio.sleep(2 * BOOKIE_REQUEST_LATE_S)
             assert await beats.look() == BOOKIE_CONNECTION_SOON_S, (
                 "it may send no request, but much"
             )
