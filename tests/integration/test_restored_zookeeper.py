@@ -196,7 +196,8 @@ def test_closed_ledger_whose_copies_all_moved_since_the_backup_is_not_lost(tmp_p
             given_back = await asyncio.to_thread(
                 command, cluster.uri, "bookies", "collect", "--bookie", member
             )
-            assert given_back[0]["collection"]["deleted"] == 1
+            found = given_back[0]["collection"]  # it may have had a pass of its own before
+            assert found["deleted"] == 1 or found["held"] == 0, given_back
         await asyncio.to_thread(restore, cluster, tmp_path / "backup")
         await asyncio.to_thread(restored_command, cluster.uri)
         await asyncio.to_thread(collect, "--accept-restored")
