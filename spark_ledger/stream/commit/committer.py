@@ -255,7 +255,7 @@ class Attempt:
 
     async def _prepared(self, decision: Apply, reading: Reading) -> Prepared | None:
         """The transaction of a decision (rule T2). None: look again."""
-        head, sink, connection = reading
+        head, sink, over = reading
         nodes, config = self._nodes, await self._schemas.of_now()
         after, segments = with_new_schemas(
             config.value, decision.commit.segments, self._proposal.new_columns
@@ -303,12 +303,12 @@ class Attempt:
             named=named,
             first_named=first_named,
             again=again,
-            leaves=Reading(Versioned(decision.head, head.version + 1), record, connection),
+            leaves=Reading(Versioned(decision.head, head.version + 1), record, over),
         )
 
     async def _send(self, prepared: Prepared) -> Commit | None:
         """Send a transaction. None: it failed, its reply was lost, or it is outdated."""
-        if prepared.leaves.is_outdated(self._nodes.store):
+        if prepared.leaves.over.has_ended:
             return None
         before, self._unanswered = self._unanswered, prepared.commit
         try:
@@ -337,7 +337,7 @@ class Attempt:
         if prepared.grows:
             self._schemas.grown(prepared.config)
         self._existing.exist(prepared.named, prepared.config.version)
-        self._committer.heads.saw(prepared.leaves.head.value, prepared.leaves.connection)
+        self._committer.heads.saw(prepared.leaves.head.value, prepared.leaves.over)
         self._committer.log.remember(prepared.commit, self._list)
         self._committer.readings.left(prepared.leaves)
         self._is_list_used = True
