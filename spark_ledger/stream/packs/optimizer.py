@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from itertools import groupby, pairwise
 from typing import Final, NamedTuple, TypedDict, Unpack
 
@@ -27,9 +27,17 @@ from spark_ledger.limits.stream import PACKED_ENTRIES_MIN, PACKS_MAX
 from spark_ledger.metadata.base import Check, Put
 from spark_ledger.stream.commit.commit_log import CommitLog
 from spark_ledger.stream.format.entries import EncodedEntry, EntryEncoder
-from spark_ledger.stream.ledgers import PURPOSE_PACK, Ledgers, OpenLedger, ledger_tags, written
+from spark_ledger.stream.ledgers import (
+    PURPOSE_PACK,
+    Ledgers,
+    OpenLedger,
+    drop_unnamed,
+    ledger_tags,
+    written,
+)
 from spark_ledger.stream.model import Commit, SegmentRange
 from spark_ledger.stream.nodes import StreamNodes
+from spark_ledger.stream.one_connection import OneConnection
 from spark_ledger.stream.packs.format import encode_index, encode_packs
 from spark_ledger.stream.packs.model import Choice, Chooser, Pack, PackIndex, Packs
 from spark_ledger.stream.reader import RangeReader
@@ -110,22 +118,24 @@ class Optimizer:
         It copies no faster than ``pace`` lets it.
 
         Raises ConfigurationError if the stream has too many packs, NoSuchStreamError,
-        DataLossError if commits were truncated meanwhile, and what reading and writing raise.
+        DataLossError if commits were truncated meanwhile, RetryableError if the connection to the
+        metadata store breaks while it copies, and what reading and writing raise.
         """
+        reading = OneConnection(self._nodes.store)
         config = await self._schemas.refresh()
         choice = Choice(
             entry_bytes or config.entry_bytes, pack_bytes or config.ledger_bytes_max, entries_min
         )
         chooser = Chooser(choice)
-        copying = _Copying(choice, pace, progress)
+        copying = None if dry_run else _Copying(choice, pace, progress, reading)
         async with aclosing(self._unpacked()) as found:
             async for commit in found:
                 commits = chooser.add(commit)
                 if commits is not None:
-                    yield await self._pack(commits, None if dry_run else copying)
+                    yield await self._pack(commits, copying)
         commits = chooser.end()
         if commits is not None:
-            yield await self._pack(commits, None if dry_run else copying)
+            yield await self._pack(commits, copying)
 
     async def run_all(
         self, *, progress: Progress | None = None, **options: Unpack[OptimizeOptions]
@@ -162,8 +172,8 @@ class Optimizer:
         await self._retention.allow_packs()
         self._refuse_more((await self._packs.read()).value)
         pack = await self._write(commits, copying)
-        if not await self._name(pack):
-            await self._drop(pack.ledger_id)
+        if not await self._name(pack, copying.reading):
+            await self._drop(pack.ledger_id, copying.reading)
             return report
         return report._replace(pack=pack)
 
@@ -186,6 +196,7 @@ class Optimizer:
                 total = sum(commit.rows for commit in commits)
                 async with aclosing(self._encoded(commits, copying.choice)) as encoded:
                     async for entries, version in encoded:
+                        self._check(copying.reading)
                         for entry in entries:
                             await copy.push(entry, version)
                         if copying.progress is not None:
@@ -196,7 +207,7 @@ class Optimizer:
                 first = commits[0].first_segment
                 await copy.push_index(encode_index(index, config.stream_id, first))
         except LedgerError:
-            await self._drop(ledger.ledger_id)
+            await self._drop(ledger.ledger_id, copying.reading)
             raise
         return Pack(
             first=commits[0].number,
@@ -240,7 +251,7 @@ class Optimizer:
                 "optimize it less often, so that packs are larger, or truncate it"
             )
 
-    async def _name(self, pack: Pack) -> bool:
+    async def _name(self, pack: Pack, reading: OneConnection) -> bool:
         """Make a ledger a pack of the stream; False if another has packed some of its commits.
 
         After a lost reply the node tells, and if it does not, the same is sent again: both expect
@@ -252,7 +263,7 @@ class Optimizer:
             for _ in range(_NAME_ATTEMPTS):
                 found = None
                 try:
-                    found = await self._try_to_name(pack)
+                    found = await self._try_to_name(pack, reading)
                 except OutcomeUnknownError:
                     is_in_doubt = True
                 if found is not None:
@@ -264,10 +275,10 @@ class Optimizer:
             )
         except LedgerError:
             if not is_in_doubt:
-                await self._drop(pack.ledger_id)
+                await self._drop(pack.ledger_id, reading)
             raise
 
-    async def _try_to_name(self, pack: Pack) -> bool | None:
+    async def _try_to_name(self, pack: Pack, reading: OneConnection) -> bool | None:
         """As ``_name``; None: look again, after a pause."""
         naming, nodes = self._ledgers.naming, self._nodes
         config = await self._schemas.refresh()
@@ -279,6 +290,7 @@ class Optimizer:
         if pack.ledger_id in config.dropping:
             return None  # an audit is about to look whether anything names it (rule K9)
         self._refuse_more(before.value)
+        self._check(reading)
         after = before.value.with_pack(pack)
         operations = [
             Check(nodes.identity_path(config.stream_id), 0),
@@ -287,17 +299,25 @@ class Optimizer:
             *await naming.operations([pack.ledger_id]),
         ]
         try:
-            await nodes.store.transaction(operations)
+            await reading.transaction(operations)
         except (ConflictError, NotFoundError):
             return None
         naming.named([pack.ledger_id])
         self._packs.known = after
         return True
 
-    async def _drop(self, ledger_id: LedgerId) -> None:
-        """Delete a ledger that no transaction has named. Best effort: a keeper does it later."""
-        with suppress(LedgerError):
-            await self._ledgers.delete_ledger(ledger_id)
+    def _check(self, reading: OneConnection) -> None:
+        """Raises RetryableError if commits that were read may be others by now (rule T2)."""
+        if reading.has_ended:
+            raise RetryableError(
+                f"stream {self._nodes.name!r}: the connection to the metadata store broke while "
+                "commits were packed, so what was read over it counts no more; try again"
+            )
+
+    async def _drop(self, ledger_id: LedgerId, made: OneConnection) -> None:
+        """Delete a ledger that no transaction has named."""
+        whose = f"stream {self._nodes.name!r}, pack"
+        await drop_unnamed(self._ledgers, made, [ledger_id], whose)
 
 
 class _Copying(NamedTuple):
@@ -306,6 +326,8 @@ class _Copying(NamedTuple):
     choice: Choice
     pace: Pace | None
     progress: Progress | None
+    reading: OneConnection
+    """Over which the commits are read, and packs are made and named."""
 
 
 class _Copy:
