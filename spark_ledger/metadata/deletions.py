@@ -56,6 +56,7 @@ class Deletions:
         self._store = store
         self._timer: asyncio.TimerHandle | None = None
         self._giving: asyncio.Task[None] | None = None
+        self._is_due = False  # one that is being given may have been seen by bookies already
         self._is_closed = False
 
     def note(self) -> None:
@@ -76,12 +77,14 @@ class Deletions:
                 await cancel(self._giving)
 
     def _begin(self) -> None:
-        self._timer = None
+        self._timer, self._is_due = None, True
         if self._giving is None or self._giving.done():
             self._giving = asyncio.get_running_loop().create_task(self._give())
 
     async def _give(self) -> None:
-        try:
-            await give_sign(self._store)
-        except LedgerError as error:
-            logger.info("no sign that ledgers were deleted: %s", error)
+        while self._is_due:
+            self._is_due = False
+            try:
+                await give_sign(self._store)
+            except LedgerError as error:
+                logger.info("no sign that ledgers were deleted: %s", error)
