@@ -59,6 +59,7 @@ class Deletions:
         self._store = store
         self._timer: asyncio.TimerHandle | None = None
         self._giving: asyncio.Task[None] | None = None
+        self._is_due = False  # one that is being given may have been seen by bookies already
         self._is_closed = False
 
     async def delete(self, ledger_id: LedgerId, checks: Sequence[Operation] = ()) -> None:
@@ -85,12 +86,14 @@ class Deletions:
                 await cancel(self._giving)
 
     def _begin(self) -> None:
-        self._timer = None
+        self._timer, self._is_due = None, True
         if self._giving is None or self._giving.done():
             self._giving = asyncio.get_running_loop().create_task(self._give())
 
     async def _give(self) -> None:
-        try:
-            await give_sign(self._store)
-        except LedgerError as error:
-            logger.info("no sign that ledgers were deleted: %s", error)
+        while self._is_due:
+            self._is_due = False
+            try:
+                await give_sign(self._store)
+            except LedgerError as error:
+                logger.info("no sign that ledgers were deleted: %s", error)

@@ -65,6 +65,17 @@ def behind_deletions(
     monkeypatch.setattr(LedgerClient, "ledger_metadata", late)
 
 
+def behind_the_mark(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Awaitable[object]]) -> None:
+    mark = StreamCatalog._mark_deleted
+
+    async def late(*words: Any) -> object:
+        marked = await mark(*words)
+        await act()
+        return marked
+
+    monkeypatch.setattr(StreamCatalog, "_mark_deleted", late)
+
+
 def before_nodes(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Awaitable[object]]) -> None:
     remove, has_acted = StreamCatalog._try_delete_nodes, False
 
@@ -140,7 +151,7 @@ def test_keeper_that_was_replaced_does_not_go_on_with_a_deletion(
     run(test)
 
 
-@pytest.mark.parametrize("when", ["ledgers", "nodes"])
+@pytest.mark.parametrize("when", ["mark", "ledgers", "nodes"])
 @pytest.mark.parametrize("is_marked", [True, False])
 def test_deletion_goes_on_behind_a_new_connection_if_the_stream_is_marked_still(
     is_marked: bool, when: str, monkeypatch: pytest.MonkeyPatch
@@ -155,7 +166,9 @@ def test_deletion_goes_on_behind_a_new_connection_if_the_stream_is_marked_still(
             await backup.restore(world, client)
 
         with monkeypatch.context() as patch:
-            if when == "ledgers":
+            if when == "mark":
+                behind_the_mark(patch, restore)
+            elif when == "ledgers":
                 behind_deletions(patch, 1, restore)
             else:
                 before_nodes(patch, restore)
