@@ -14,8 +14,8 @@ EXIT_MEANINGS: Final = {
     EXIT_OK: "stopped as asked",
     EXIT_FAILED: "the metadata store did not answer in time, or something unforeseen happened",
     EXIT_REFUSED: "configuration, identity or damaged stored data forbid a start",
-    EXIT_FATAL: "the journal or an index's root could not be written, a storage thread ended, or a "
-    "disk failed at the start",
+    EXIT_FATAL: "the journal or an index's root could not be written, a storage thread ended, a "
+    "disk failed at the start, or the service stood still",
     EXIT_REPLACED: "another process is, or was meanwhile, the same bookie",
 }
 """One sentence for each exit code: of ``--help``, and of the table in README.md."""

@@ -35,6 +35,7 @@ from bookie_server.identity import Identity
 from bookie_server.keeper_process import keeper_beside
 from bookie_server.leaving import LeavingWatch
 from bookie_server.ledger_keys import MetadataKeys
+from bookie_server.loop_watch import LoopWatch
 from bookie_server.opening import open_bookie
 from bookie_server.process_settings import set_up_process
 from bookie_server.refetch import Refetch
@@ -195,6 +196,7 @@ class BookieServer:
             keys = MetadataKeys(store)
             self._bookie = await self._open_bookie(keys)
             closing.enter_context(Collector(lambda: self._bookie.objects_held).running(loop))
+            closing.enter_context(LoopWatch().running())
             closing.push_async_callback(self._close_bookie)
             closing.push_async_callback(self._release)
             registry = self._registry(store)
