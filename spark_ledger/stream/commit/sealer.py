@@ -48,6 +48,7 @@ from spark_ledger.stream.manifest.tree import (
 )
 from spark_ledger.stream.model import Commit
 from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, StreamNodes
+from spark_ledger.stream.one_connection import OneConnection
 from spark_ledger.stream.schema_registry import SchemaRegistry
 from spark_ledger.types import LedgerId, Quorums, Versioned
 
@@ -100,6 +101,8 @@ class Sealer:
         self._log = log
         self._manifests = log.manifests
         self._schemas = schemas
+        self._reading = OneConnection(nodes.store)
+        """Of the sealing under way: what it read counts over no other connection (rule T2)."""
         self._work: asyncio.Task[None] | None = None
         self._wanted = 0
 
@@ -141,6 +144,7 @@ class Sealer:
         Raises what the metadata and the bookies answer; then the commits stay where they are. Pages
         that cannot be merged, as one of them is lost, keep no commit from being sealed.
         """
+        self._reading = OneConnection(self._nodes.store)
         if not self._schemas.config.has_manifests and not await self._upgrade():
             return
         loop = asyncio.get_running_loop()
@@ -176,7 +180,7 @@ class Sealer:
         root = empty_root(after.stream_id)
         # Refused: somebody else did it, the schema changed, or the stream is gone.
         with suppress(ConflictError, NotFoundError, OutcomeUnknownError):
-            await self._nodes.store.transaction(
+            await self._reading.transaction(
                 [
                     Check(self._nodes.identity_path(after.stream_id), 0),
                     Put(self._nodes.config_path, codec.encode_config(after), before.version),
@@ -337,7 +341,7 @@ class Sealer:
         is_undecided = False
         for _ in range(_SENDS_MAX):
             try:
-                await nodes.store.transaction(operations)
+                await self._reading.transaction(operations)
             except OutcomeUnknownError:
                 is_undecided = True
             except (ConflictError, NotFoundError):
@@ -381,7 +385,9 @@ class Sealer:
 
     async def _drop(self, ledger_ids: Iterable[LedgerId]) -> None:
         """Delete ledgers that no root names and none will. Best effort: what stays is found by its
-        purpose."""
+        purpose. Behind a restore others may have their ids: then a keeper looks what is left."""
+        if self._reading.has_ended:
+            return
         try:
             async with asyncio.timeout(LIST_REMOVAL_S):
                 await run_all(self._ledgers.delete_ledger(each) for each in ledger_ids)

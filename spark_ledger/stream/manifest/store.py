@@ -57,6 +57,8 @@ class ManifestStore:
         self._nodes = nodes
         self.stream_id = stream_id
         self._root: Versioned[ManifestRoot] | None = None
+        self._read_on = -1
+        """The connection over which it was read: behind a restore, versions are given again."""
         self._pages: OrderedDict[tuple[int, int], bytes] = OrderedDict()
         self._pages_bytes = 0
         self._pointers: OrderedDict[tuple[int, int], tuple[PagePointer, ...]] = OrderedDict()
@@ -79,7 +81,7 @@ class ManifestStore:
     async def read_root(self, *, latest: bool = False) -> ManifestRoot:
         """Read the root again; ``latest``: no older than this call."""
         read = self._nodes.store.get_latest if latest else self._nodes.store.get
-        path = self._nodes.manifests_path
+        path, connection = self._nodes.manifests_path, self._nodes.store.connections
         try:
             node = await read(path)
         except NotFoundError as error:
@@ -90,8 +92,9 @@ class ManifestStore:
         root = decode_root(node.value, path)
         if root.stream_id != self.stream_id:
             raise self._nodes.no_such_stream()  # another stream of the same name (rule T7)
-        if self._root is None or node.version > self._root.version:
-            self._root = Versioned(root, node.version)
+        known = -1 if self._root is None else self._root.version
+        if self._root is None or (connection, node.version) > (self._read_on, known):
+            self._root, self._read_on = Versioned(root, node.version), connection
         return self._root.value
 
     @property

@@ -30,6 +30,7 @@ from spark_ledger.stream.format.entries import EncodedEntry, EntryEncoder
 from spark_ledger.stream.ledgers import PURPOSE_PACK, Ledgers, OpenLedger, ledger_tags, written
 from spark_ledger.stream.model import Commit, SegmentRange
 from spark_ledger.stream.nodes import StreamNodes
+from spark_ledger.stream.one_connection import OneConnection
 from spark_ledger.stream.packs.format import encode_index, encode_packs
 from spark_ledger.stream.packs.model import Choice, Chooser, Pack, PackIndex, Packs
 from spark_ledger.stream.reader import RangeReader
@@ -112,12 +113,13 @@ class Optimizer:
         Raises ConfigurationError if the stream has too many packs, NoSuchStreamError,
         DataLossError if commits were truncated meanwhile, and what reading and writing raise.
         """
+        reading = OneConnection(self._nodes.store)
         config = await self._schemas.refresh()
         choice = Choice(
             entry_bytes or config.entry_bytes, pack_bytes or config.ledger_bytes_max, entries_min
         )
         chooser = Chooser(choice)
-        copying = _Copying(choice, pace, progress)
+        copying = _Copying(choice, pace, progress, reading)
         async with aclosing(self._unpacked()) as found:
             async for commit in found:
                 commits = chooser.add(commit)
@@ -162,8 +164,8 @@ class Optimizer:
         await self._retention.allow_packs()
         self._refuse_more((await self._packs.read()).value)
         pack = await self._write(commits, copying)
-        if not await self._name(pack):
-            await self._drop(pack.ledger_id)
+        if not await self._name(pack, copying.reading):
+            await self._drop(pack.ledger_id, copying.reading)
             return report
         return report._replace(pack=pack)
 
@@ -196,7 +198,7 @@ class Optimizer:
                 first = commits[0].first_segment
                 await copy.push_index(encode_index(index, config.stream_id, first))
         except LedgerError:
-            await self._drop(ledger.ledger_id)
+            await self._drop(ledger.ledger_id, copying.reading)
             raise
         return Pack(
             first=commits[0].number,
@@ -240,7 +242,7 @@ class Optimizer:
                 "optimize it less often, so that packs are larger, or truncate it"
             )
 
-    async def _name(self, pack: Pack) -> bool:
+    async def _name(self, pack: Pack, reading: OneConnection) -> bool:
         """Make a ledger a pack of the stream; False if another has packed some of its commits.
 
         After a lost reply the node tells, and if it does not, the same is sent again: both expect
@@ -252,7 +254,7 @@ class Optimizer:
             for _ in range(_NAME_ATTEMPTS):
                 found = None
                 try:
-                    found = await self._try_to_name(pack)
+                    found = await self._try_to_name(pack, reading)
                 except OutcomeUnknownError:
                     is_in_doubt = True
                 if found is not None:
@@ -264,10 +266,10 @@ class Optimizer:
             )
         except LedgerError:
             if not is_in_doubt:
-                await self._drop(pack.ledger_id)
+                await self._drop(pack.ledger_id, reading)
             raise
 
-    async def _try_to_name(self, pack: Pack) -> bool | None:
+    async def _try_to_name(self, pack: Pack, reading: OneConnection) -> bool | None:
         """As ``_name``; None: look again, after a pause."""
         naming, nodes = self._ledgers.naming, self._nodes
         config = await self._schemas.refresh()
@@ -286,6 +288,7 @@ class Optimizer:
             Put(nodes.packs_path, encode_packs(after), before.version),
             *await naming.operations([pack.ledger_id]),
         ]
+        reading.check()  # behind a restore other rows may have these numbers (rule T2)
         try:
             await nodes.store.transaction(operations)
         except (ConflictError, NotFoundError):
@@ -294,8 +297,11 @@ class Optimizer:
         self._packs.known = after
         return True
 
-    async def _drop(self, ledger_id: LedgerId) -> None:
-        """Delete a ledger that no transaction has named. Best effort: a keeper does it later."""
+    async def _drop(self, ledger_id: LedgerId, reading: OneConnection) -> None:
+        """Delete a ledger that no transaction has named. Best effort: a keeper does it later, and
+        behind a restore, where another ledger may have the id, nobody else."""
+        if reading.has_ended:
+            return
         with suppress(LedgerError):
             await self._ledgers.delete_ledger(ledger_id)
 
@@ -306,6 +312,8 @@ class _Copying(NamedTuple):
     choice: Choice
     pace: Pace | None
     progress: Progress | None
+    reading: OneConnection
+    """What was read of the commits counts over no other connection."""
 
 
 class _Copy:

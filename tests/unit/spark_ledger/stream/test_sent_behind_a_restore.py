@@ -9,11 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from spark_ledger.errors import MetadataRestoredError
+from spark_ledger.errors import ConflictError, MetadataRestoredError
 from spark_ledger.metadata.base import Operation
 from spark_ledger.stream.catalog import StreamCatalog
+from spark_ledger.stream.commit.sealer import Sealer
 from spark_ledger.stream.model import Commit, Head, Retention
 from spark_ledger.stream.nodes import StreamNodes
+from spark_ledger.stream.packs.optimizer import Optimizer
 from spark_ledger.stream.retention import handle, search
 from spark_ledger.stream.retention.handle import StreamRetention
 from spark_ledger.stream.retention.rules import Hold
@@ -27,6 +29,7 @@ from tests.unit.spark_ledger.stream.world import (
     loose,
     numbers,
     run,
+    small_manifests,
     table,
 )
 
@@ -67,6 +70,17 @@ class Overtaken:
         return await numbers((await fresh.open(name)).read())
 
 
+def told_deletions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Which ledgers somebody deletes by their id from now on."""
+    deleted: list[int] = []
+
+    async def delete(_ledgers: FakeLedgers, ledger_id: int, *_: Any) -> None:
+        deleted.append(ledger_id)
+
+    monkeypatch.setattr(FakeLedgers, "delete_ledger", delete)
+    return deleted
+
+
 @pytest.mark.parametrize("names", ["a", "ab"])
 def test_commit_decided_before_a_restore_is_not_sent_behind_it(
     names: str, monkeypatch: pytest.MonkeyPatch
@@ -75,7 +89,7 @@ def test_commit_decided_before_a_restore_is_not_sent_behind_it(
         world = Overtaken()
         await world.begin(*names)
 
-        async def operations(_naming: FakeNaming, _ids: Sequence[LedgerId]) -> list[Operation]:
+        async def operations(_naming: FakeNaming, *_: Any) -> list[Operation]:
             await world.restore()
             return []
 
@@ -231,5 +245,103 @@ def test_columns_that_others_have_added_over_a_new_connection_do_no_harm() -> No
         assert mine.config.schema.names == [*SCHEMA.names, "theirs", "mine"]
         connected.store.reconnect()
         await mine.append(table(1))
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("at", ["create", "send"])
+def test_commits_that_were_read_before_a_restore_are_not_sealed_behind_it(
+    at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The nodes of the commits that others have made since would go with it."""
+
+    async def scenario() -> None:
+        small_manifests(monkeypatch)
+        world, made = Overtaken(), list[LedgerId]()
+        deleted = told_deletions(monkeypatch)
+        await world.begin("a")
+        mine = await world.streams.open("a")
+        write = Sealer._write
+
+        async def restored(sealer: Sealer, make: Any) -> LedgerId:
+            if at == "create":
+                await world.restore()
+            made.append(await write(sealer, make))
+            if at == "send":
+                await world.restore()
+            return made[-1]
+
+        monkeypatch.setattr(Sealer, "_write", restored)
+        for n in (2, 3):
+            await mine.append(table(n))
+        await mine.close()
+        assert made and world.backup is None
+        assert await world.rows("a") == [0, 10, 11, 12]
+        assert not deleted, "somebody else may have the id"
+
+    run(scenario())
+
+
+def test_rows_of_lost_commits_are_not_named_as_the_pack_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        world = Overtaken()
+        mine = await world.streams.create("a", SCHEMA)
+        await mine.append(table(0))
+        await mine.retention.allow_packs()
+        deleted = told_deletions(monkeypatch)
+        world.backup, world.names = Backup(world.ledgers), ("a",)
+        await mine.append(table(1))
+        write = Optimizer._write
+
+        async def restored(optimizer: Optimizer, *words: Any) -> Any:
+            await world.restore()
+            return await write(optimizer, *words)
+
+        monkeypatch.setattr(Optimizer, "_write", restored)
+        with pytest.raises(ConflictError, match="the connection to the metadata store broke"):
+            await mine.optimizer.run_all(entries_min=2)
+        assert await world.rows("a") == [0, 10, 11, 12]
+        assert not deleted, "somebody else may have the id"
+
+    run(scenario())
+
+
+def test_commit_says_which_ledgers_of_their_ids_it_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that rows of before a restore are not looked for in a ledger that has got their id."""
+    said: list[set[tuple[LedgerId, bytes]]] = []
+
+    async def operations(_naming: FakeNaming, _ids: Any, whose: Any = ()) -> list[Operation]:
+        said.append(set(whose))
+        return []
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await StreamCatalog(ledgers).create("a", SCHEMA)
+        monkeypatch.setattr(FakeNaming, "operations", operations)
+        commit = await stream.append(table(0))
+        (segment,) = commit.segments
+        assert said == [{(segment.ledger_id, b"%016d" % segment.ledger_id)}]
+
+    run(scenario())
+
+
+def test_root_of_manifests_that_went_back_is_read_behind_a_new_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        small_manifests(monkeypatch)
+        ledgers = FakeLedgers()
+        connected, streams = another(ledgers)
+        mine = await streams.create("a", SCHEMA)
+        backup = Backup(ledgers)
+        for n in range(4):
+            await mine.append(table(n))
+        await mine.close()
+        manifests = mine._committer.log.manifests
+        assert (await manifests.read_root()).sealed == 2
+        backup.restore(connected)
+        assert (await manifests.read_root()).sealed == 0
 
     run(scenario())
