@@ -19,7 +19,6 @@ the cluster was restored and accepts newer starts, the bookie that runs notes it
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
@@ -42,7 +41,7 @@ from bookie_server.core.identity import (
 )
 from bookie_server.registration import check_identity
 from bookie_server.storage.cookie import Cookie
-from bookie_server.storage.fs.vfs import FileSystem
+from bookie_server.storage.fs.vfs import FileSystem, is_no_space
 from bookie_server.storage.start_record import read_start, write_start
 from spark_ledger.errors import (
     BookieReplacedError,
@@ -64,7 +63,6 @@ OnDisk = Callable[[Callable[[], None]], Awaitable[None]]
 logger = logging.getLogger(__name__)
 
 _NO_START: Final = KnownStart(None, is_confirmed=True)
-_DISK_IS_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 async def _at_once(work: Callable[[], None]) -> None:
@@ -236,7 +234,7 @@ class Identity:
         try:
             await self._on_disk(write)
         except OSError as error:
-            if error.errno not in _DISK_IS_FULL:
+            if not is_no_space(error):
                 raise ConfigurationError(f"the start cannot be noted: {error}") from error
             logger.warning("the start is not noted in %s, whose disk is full", directory)
             return False

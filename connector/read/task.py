@@ -20,7 +20,13 @@ from connector.options import ReadOptions
 from connector.read.partitions import LedgerPartition, StreamPartition, StreamSpan
 from connector.retry import RetryBudget
 from connector.schema import read_schema
-from spark_ledger.errors import DataLossError, NoSuchStreamError, RetryableError
+from spark_ledger.errors import (
+    DataLossError,
+    MetadataUnavailableError,
+    NoSuchEntryError,
+    NoSuchStreamError,
+    RetryableError,
+)
 from spark_ledger.limits.connector import (
     RETRY_IN_TASK_S,
     SPARK_BATCH_BYTES_MAX,
@@ -261,6 +267,8 @@ class _LedgerRead:
         self._wanted = wanted
         self._partition = partition
         self._next_entry = int(partition.first_entry)
+        self._away: MetadataUnavailableError | None = None
+        """Why the metadata could not be read when they were last asked for."""
 
     def remaining(self) -> Iterator[pa.RecordBatch]:
         """The entries that were not delivered yet."""
@@ -268,8 +276,15 @@ class _LedgerRead:
         if self._next_entry > last:
             return
         reader = sessions.ledger_reader(self._options.connection, ledger_id)
-        if last > reader.last_add_confirmed:
-            reader.refresh()
+        if last > reader.last_add_confirmed or self._away is not None:
+            try:
+                reader.refresh()
+                self._away = None
+            except MetadataUnavailableError as error:  # the driver goes on with whom it knows
+                self._away = error
+                reader.refresh_confirmed()
+                if last > reader.last_add_confirmed:
+                    raise
         batches = reader.read_batches(
             self._next_entry,
             last,
@@ -277,15 +292,20 @@ class _LedgerRead:
             unconfirmed=not reader.is_closed,
             replica_hint=self._partition.reads.order or self._partition.replica_hint,
         )
-        for batch in batches:
-            columns: dict[str, ArrowArray] = {
-                "ledger_id": pa.repeat(pa.scalar(ledger_id, pa.int64()), len(batch)),
-                "entry_id": pa.array(batch.entry_ids, pa.int64()),
-                "payload": batch.payloads(),
-            }
-            wanted = self._wanted
-            yield pa.RecordBatch.from_arrays([columns[n] for n in wanted.names], schema=wanted)
-            self._next_entry = batch.last_entry + 1
+        try:
+            for batch in batches:
+                columns: dict[str, ArrowArray] = {
+                    "ledger_id": pa.repeat(pa.scalar(ledger_id, pa.int64()), len(batch)),
+                    "entry_id": pa.array(batch.entry_ids, pa.int64()),
+                    "payload": batch.payloads(),
+                }
+                wanted = self._wanted
+                yield pa.RecordBatch.from_arrays([columns[n] for n in wanted.names], schema=wanted)
+                self._next_entry = batch.last_entry + 1
+        except NoSuchEntryError as error:
+            if self._away is None:
+                raise
+            raise self._away from error  # others may have it, and only the metadata name them
 
 
 def _resized(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -6,7 +6,7 @@ import asyncio
 import random
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Self
 
@@ -26,12 +26,13 @@ from spark_ledger.errors import (
     OutcomeUnknownError,
     UnauthorizedError,
 )
-from spark_ledger.metadata.base import Delete, MetadataStore, Operation
+from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.cluster import ensure_cluster_node
 from spark_ledger.metadata.connect import open_store
+from spark_ledger.metadata.deletions import Deletions
 from spark_ledger.metadata.directory import BookieDirectory
-from spark_ledger.metadata.ledgers import LedgerStore, ledger_path
+from spark_ledger.metadata.ledgers import LedgerStore
 from spark_ledger.metadata.naming import Naming
 from spark_ledger.metadata.owners import Owner
 from spark_ledger.protocol.ensemble import closed
@@ -134,6 +135,11 @@ class LedgerClient:
     def naming(self) -> Naming:
         """What a transaction that names ledgers has to contain."""
         return self._context.naming
+
+    @property
+    def deletions(self) -> Deletions:
+        """Deletes ledgers in transactions."""
+        return self._context.deletions
 
     @property
     def counters(self) -> ClientCounters:
@@ -277,17 +283,9 @@ class LedgerClient:
             end = closed(found.value, last_entry=NO_ENTRY, length=0)
             await self._context.ledgers.compare_and_set(end, found.version)
 
-    async def delete_ledger(self, ledger_id: int, checks: Sequence[Operation] = ()) -> None:
-        """Delete a ledger's metadata: nobody can open it any more. Idempotent.
-
-        With ``checks``, parts of a metadata transaction, it goes in one with them, which is sent
-        once and raises what the store raises, also if the ledger is gone.
-        """
-        if checks:
-            path = ledger_path(check_ledger_id(ledger_id))
-            await self._context.store.transaction([*checks, Delete(path)])
-        else:
-            await self._context.ledgers.delete(check_ledger_id(ledger_id))
+    async def delete_ledger(self, ledger_id: int) -> None:
+        """Delete a ledger's metadata: nobody can open it any more. Idempotent."""
+        await self._context.ledgers.delete(check_ledger_id(ledger_id))
         self._context.deletions.note()
 
     async def list_ledgers(self) -> list[LedgerId]:

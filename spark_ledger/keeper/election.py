@@ -21,6 +21,7 @@ from spark_ledger.keeper.nodes import ELECTED_PATH, EPOCH_PATH, Elected
 from spark_ledger.limits.keeper import ELECTION_RETRY_S
 from spark_ledger.metadata.base import Check, MetadataStore
 from spark_ledger.metadata.json_nodes import encode_node
+from spark_ledger.stream.one_connection import OneConnection
 from spark_ledger.tasks import wait_at_most
 
 logger = logging.getLogger(__name__)
@@ -33,8 +34,8 @@ class Election:
         self._store = store
         self._me = Elected(host=socket.gethostname(), pid=os.getpid())
         self._epoch = -1
-        self._connection = store.connections
-        """That of the pass, as the store counts; before the first one, of now."""
+        self._pass = OneConnection(store)
+        """That of the pass; before the first one, of now."""
 
     @property
     def me(self) -> Elected:
@@ -50,7 +51,7 @@ class Election:
         read on it may be of before a restore (rule K6).
         """
         assert self._epoch >= 0, "elected"
-        if self._connection != self._store.connections:
+        if self._pass.has_ended:
             raise MetadataUnavailableError(
                 "the connection to the metadata store broke within a pass of the keeper, which "
                 "changes nothing more; the next pass reads anew"
@@ -59,8 +60,8 @@ class Election:
 
     def is_on_new_connection(self) -> bool:
         """Whether a pass that begins now is on another connection than the one before."""
-        before, self._connection = self._connection, self._store.connections
-        return self._connection != before
+        before, self._pass = self._pass, OneConnection(self._store)
+        return before.has_ended
 
     async def win(self, *, wait: bool = True) -> bool:
         """Be elected; with ``wait``, once nobody else is. Outages of the store are waited out.

@@ -39,7 +39,7 @@ processes without a word, and each would leave an open ledger. Longer than a tri
 seconds, whose micro-batches share a ledger; a new ledger costs some milliseconds."""
 
 LIST_REMOVAL_S: Final = 5.0
-"""How long a commit that failed tries to delete the ledger of its segment list."""
+"""How long a commit, sealing or packing that failed tries to delete the ledger that it has made."""
 
 HOLD_S_MAX: Final = 366 * 24 * 3600.0
 """Longest time that a hold lasts unless it is renewed. Who needs rows for ever sets no limits."""

@@ -14,12 +14,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Sequence
 from typing import Final
 
 from spark_ledger.errors import ConflictError, LedgerError, NotFoundError
 from spark_ledger.limits.metadata import DELETION_SIGN_CLOSE_S, DELETION_SIGN_PAUSE_S
-from spark_ledger.metadata.base import MetadataStore
+from spark_ledger.metadata.base import Delete, MetadataStore, Operation
+from spark_ledger.metadata.ledgers import ledger_path
 from spark_ledger.tasks import cancel
+from spark_ledger.types import LedgerId
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +59,14 @@ class Deletions:
         self._store = store
         self._timer: asyncio.TimerHandle | None = None
         self._giving: asyncio.Task[None] | None = None
+        self._is_due = False  # one that is being given may have been seen by bookies already
         self._is_closed = False
+
+    async def delete(self, ledger_id: LedgerId, checks: Sequence[Operation] = ()) -> None:
+        """Delete a ledger in one transaction with ``checks``, which is sent once. Raises what the
+        store raises, also NotFoundError if the ledger is gone."""
+        await self._store.transaction([*checks, Delete(ledger_path(ledger_id))])
+        self.note()
 
     def note(self) -> None:
         """A ledger was deleted."""
@@ -76,12 +86,14 @@ class Deletions:
                 await cancel(self._giving)
 
     def _begin(self) -> None:
-        self._timer = None
+        self._timer, self._is_due = None, True
         if self._giving is None or self._giving.done():
             self._giving = asyncio.get_running_loop().create_task(self._give())
 
     async def _give(self) -> None:
-        try:
-            await give_sign(self._store)
-        except LedgerError as error:
-            logger.info("no sign that ledgers were deleted: %s", error)
+        while self._is_due:
+            self._is_due = False
+            try:
+                await give_sign(self._store)
+            except LedgerError as error:
+                logger.info("no sign that ledgers were deleted: %s", error)

@@ -350,7 +350,7 @@ class StreamCatalog:
             if metadata.custom_metadata.get(TAG_STREAM_ID) != config.stream_id:
                 return None
             try:
-                await self._ledgers.delete_ledger(ledger_id, checks())
+                await self._ledgers.deletions.delete(ledger_id, checks())
             except NotFoundError:
                 return None  # another deletion has taken it
             except OutcomeUnknownError:

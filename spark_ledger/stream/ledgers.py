@@ -1,17 +1,23 @@
 """The part of the ledger client that streams use, as protocols; ``LedgerClient`` has them. And how
-a ledger is written that takes entries once."""
+a ledger is written that takes entries once, and dropped where nothing names it."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Final, Protocol
 
 from spark_ledger.client.timer import Timer
 from spark_ledger.errors import LedgerError
+from spark_ledger.limits.stream import LIST_REMOVAL_S
 from spark_ledger.metadata.base import MetadataStore, Operation
+from spark_ledger.stream.concurrency import run_all
+from spark_ledger.stream.one_connection import OneConnection
 from spark_ledger.types import BookieInfo, Entry, EntryId, LedgerId, LedgerMetadata, ReplicaHint
+
+logger = logging.getLogger(__name__)
 
 TAG_STREAM_NAME: Final = "stream"
 TAG_STREAM_ID: Final = "stream_id"
@@ -89,6 +95,14 @@ class LedgerNaming(Protocol):
         """A transaction with these parts has succeeded."""
 
 
+class LedgerDeleting(Protocol):
+    """See ``metadata.deletions.Deletions``."""
+
+    async def delete(self, ledger_id: LedgerId, checks: Sequence[Operation] = ()) -> None:
+        """Delete a ledger in one transaction with ``checks``, which is sent once. Raises what that
+        raises, also if the ledger is gone."""
+
+
 class Ledgers(Protocol):
     """Creates, opens and deletes ledgers."""
 
@@ -98,6 +112,10 @@ class Ledgers(Protocol):
     @property
     def naming(self) -> LedgerNaming:
         """What a transaction that names ledgers has to contain."""
+
+    @property
+    def deletions(self) -> LedgerDeleting:
+        """Deletes ledgers."""
 
     def has_bookies_for(self, ensemble_size: int) -> bool:
         """Whether a new ledger of this size could be made now, for all that is known here."""
@@ -134,13 +152,6 @@ class Ledgers(Protocol):
     def close_later(self, ledger_id: LedgerId) -> None:
         """Close a ledger whose ``OpenLedger.close`` has failed, when that becomes possible."""
 
-    async def delete_ledger(self, ledger_id: int, checks: Sequence[Operation] = ()) -> None:
-        """Delete a ledger; one that is gone already is no error.
-
-        With ``checks`` it goes in one transaction with them, which is sent once and raises what
-        the store raises, also if the ledger is gone.
-        """
-
 
 @asynccontextmanager
 async def written(ledgers: Ledgers, ledger: OpenLedger) -> AsyncGenerator[OpenLedger, None]:
@@ -159,6 +170,30 @@ async def written(ledgers: Ledgers, ledger: OpenLedger) -> AsyncGenerator[OpenLe
     finally:
         if ledger.is_left_open:
             ledgers.close_later(ledger.ledger_id)
+
+
+async def drop_unnamed(
+    ledgers: Ledgers, made: OneConnection, ledger_ids: Iterable[LedgerId], whose: str
+) -> None:
+    """Delete ledgers that nothing names and nothing will, which were made over this connection: a
+    restored store may have given their ids to others since. Best effort: what stays is deleted by a
+    keeper (rule K4)."""
+
+    async def drop(ledger_id: LedgerId) -> None:
+        made.check()
+        await ledgers.deletions.delete(ledger_id)
+
+    ledger_ids = list(ledger_ids)
+    try:
+        async with asyncio.timeout(LIST_REMOVAL_S):
+            await run_all(drop(each) for each in ledger_ids)
+    except (LedgerError, TimeoutError) as error:
+        logger.info(
+            "%s: ledgers %s, which nothing names, are left to a keeper: %s",
+            whose,
+            ", ".join(map(str, ledger_ids)),
+            str(error) or "no answer",
+        )
 
 
 def purpose_of(metadata: LedgerMetadata) -> str:

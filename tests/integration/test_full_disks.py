@@ -5,6 +5,7 @@ entries again by itself.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -75,13 +76,14 @@ class Disks:
 
 def fill(disk: Path, *, left: int = 0) -> None:
     """Be a stranger: leave only so much free."""
-    space = os.statvfs(disk)
-    descriptor = os.open(disk / "stranger", os.O_RDWR | os.O_CREAT)
-    try:
-        size = os.fstat(descriptor).st_size + space.f_bavail * space.f_frsize - left
-        os.posix_fallocate(descriptor, 0, size)
-    finally:
-        os.close(descriptor)
+    with (disk / "stranger").open("ab") as stranger:
+        while True:
+            space = os.statvfs(disk)
+            size = os.fstat(stranger.fileno()).st_size + space.f_bavail * space.f_frsize - left
+            try:
+                return os.posix_fallocate(stranger.fileno(), 0, size)
+            except OSError as error:  # the bookie may have taken some since we looked
+                assert error.errno == errno.ENOSPC, error
 
 
 def free(disk: Path) -> None:

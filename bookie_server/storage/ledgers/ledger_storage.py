@@ -197,9 +197,8 @@ class LedgerStorage:
         assert ledger_record.last_entry >= run.last_entry, "the ledger record covers the run"
         store = self.store_of(ledger_id)
         # No ``is_full``: a flush may have begun since, and then what was asked before still holds.
-        has_room = store.cache.fresh_bytes < 2 * self._generation_bytes
-        assert has_room, "an add waits until there is room"
-        fresh_bytes = 0 if is_held else store.cache.add(cached)
+        room_bytes = 2 * self._generation_bytes
+        fresh_bytes = 0 if is_held else store.cache.add(cached, room_bytes)
         store.set_ledger_record(ledger_id, ledger_record)
         if fresh_bytes >= self._generation_bytes:
             self._wanted.set()

@@ -224,10 +224,12 @@ class WriteCache:
             frozen_bytes = frozen.memory_bytes if frozen is not None else 0
             return frozen_bytes + fresh_bytes >= 2 * generation_bytes
 
-    def add(self, cached: CachedRun) -> int:
+    def add(self, cached: CachedRun, room_bytes: int | None = None) -> int:
         """Keep a run in the active generation, unless its ledger is on its way out; what
-        ``fresh_bytes`` is then."""
+        ``fresh_bytes`` is then. It was less than ``room_bytes`` before; a replay has no bound."""
         with self._lock:
+            has_room = room_bytes is None or self._fresh_bytes() < room_bytes
+            assert has_room, "an add waits until there is room"
             if cached.run.ledger_id not in self._leaving:
                 (self._active if cached.place is None else self._placed).add(cached)
             return self._fresh_bytes()

@@ -164,10 +164,9 @@ class CommitLog:
     async def stored(self, numbers: Sequence[int]) -> dict[int, StoredNode]:
         """Ascending commits with their nodes as they are stored, to be sealed (rule T6). Without
         segments where their list is kept elsewhere. Keeps nothing."""
-        found: dict[int, StoredNode] = {}
-        for number in numbers:
-            if known := self._cache.get(number):
-                found[number] = StoredNode(known.commit, codec.encode_commit(*known))
+        await self.history.check()
+        kept = {number: self._cache[number] for number in numbers if number in self._cache}
+        found = {n: StoredNode(each.commit, codec.encode_commit(*each)) for n, each in kept.items()}
         missing = [number for number in numbers if number not in found]
         for number, node in (await self._stored_nodes.get_all(missing)).items():
             path = self._nodes.commit_path(number)

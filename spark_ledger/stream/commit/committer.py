@@ -29,7 +29,7 @@ from spark_ledger.errors import (
 from spark_ledger.limits import KIB
 from spark_ledger.limits.entries import ENTRY_PAYLOAD_BYTES_MAX
 from spark_ledger.limits.metadata import METADATA_ATTEMPTS
-from spark_ledger.limits.stream import LEDGERS_NAMED_BY_COMMIT_MAX, LIST_REMOVAL_S
+from spark_ledger.limits.stream import LEDGERS_NAMED_BY_COMMIT_MAX
 from spark_ledger.metadata.base import Check, Create, Operation, Put
 from spark_ledger.stream.commit.commit_log import CommitLog
 from spark_ledger.stream.commit.commit_rules import AlreadyApplied, Apply, Proposal, decide
@@ -41,9 +41,16 @@ from spark_ledger.stream.commit.sealer import Sealer
 from spark_ledger.stream.concurrency import run_all
 from spark_ledger.stream.format import codec
 from spark_ledger.stream.format.codec import SegmentListPointer
-from spark_ledger.stream.ledgers import PURPOSE_SEGMENT_LIST, Ledgers, ledger_tags, written
+from spark_ledger.stream.ledgers import (
+    PURPOSE_SEGMENT_LIST,
+    Ledgers,
+    drop_unnamed,
+    ledger_tags,
+    written,
+)
 from spark_ledger.stream.model import Commit, StreamConfig
 from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, StreamNodes
+from spark_ledger.stream.one_connection import OneConnection
 from spark_ledger.stream.schema_registry import SchemaRegistry
 from spark_ledger.types import LedgerId, Versioned
 
@@ -167,6 +174,7 @@ class Attempt:
         """Where the segment list is, if it is too long for the commit's node."""
         self._list_ledger: LedgerId | None = None
         """The ledger that was made for it."""
+        self._list_made = OneConnection(committer.nodes.store)
         self._is_list_used = False
         """Whether a commit names the list."""
         self._has_seen_list = False
@@ -247,7 +255,7 @@ class Attempt:
 
     async def _prepared(self, decision: Apply, reading: Reading) -> Prepared | None:
         """The transaction of a decision (rule T2). None: look again."""
-        head, sink, connection = reading
+        head, sink, over = reading
         nodes, config = self._nodes, await self._schemas.of_now()
         after, segments = with_new_schemas(
             config.value, decision.commit.segments, self._proposal.new_columns
@@ -295,12 +303,12 @@ class Attempt:
             named=named,
             first_named=first_named,
             again=again,
-            leaves=Reading(Versioned(decision.head, head.version + 1), record, connection),
+            leaves=Reading(Versioned(decision.head, head.version + 1), record, over),
         )
 
     async def _send(self, prepared: Prepared) -> Commit | None:
         """Send a transaction. None: it failed, its reply was lost, or it is outdated."""
-        if prepared.leaves.is_outdated(self._nodes.store):
+        if prepared.leaves.over.has_ended:
             return None
         before, self._unanswered = self._unanswered, prepared.commit
         try:
@@ -329,7 +337,7 @@ class Attempt:
         if prepared.grows:
             self._schemas.grown(prepared.config)
         self._existing.exist(prepared.named, prepared.config.version)
-        self._committer.heads.saw(prepared.leaves.head.value, prepared.leaves.connection)
+        self._committer.heads.saw(prepared.leaves.head.value, prepared.leaves.over)
         self._committer.log.remember(prepared.commit, self._list)
         self._committer.readings.left(prepared.leaves)
         self._is_list_used = True
@@ -449,7 +457,7 @@ class Attempt:
         data = codec.encode_segment_list(self._proposal.segments)
         if len(data) <= self._list_bytes_max:
             return
-        config = self._schemas.config
+        config, self._list_made = self._schemas.config, OneConnection(self._nodes.store)
         writer = await self._committer.ledgers.create_ledger(
             ensemble_size=config.quorums.ensemble_size,
             write_quorum=config.quorums.write_quorum,
@@ -473,22 +481,9 @@ class Attempt:
         if self._list_ledger is None or self._is_list_used or self.is_undecided:
             return
         ledger_id, self._list_ledger = self._list_ledger, None
-        removal = asyncio.ensure_future(self._remove(ledger_id))
+        whose = f"stream {self._nodes.name!r}, segment list of a commit that was not made"
+        removal = drop_unnamed(self._committer.ledgers, self._list_made, [ledger_id], whose)
         await asyncio.shield(removal)  # also for a caller that was cancelled
-
-    async def _remove(self, ledger_id: LedgerId) -> None:
-        try:
-            async with asyncio.timeout(LIST_REMOVAL_S):
-                await self._committer.ledgers.delete_ledger(ledger_id)
-        except (LedgerError, TimeoutError) as error:
-            logger.warning(
-                "stream %r: ledger %d holds the segment list of a commit that was not made, and "
-                "could not be deleted (%s): delete it with `ledger ledgers delete %d`",
-                self._nodes.name,
-                ledger_id,
-                str(error) or "no answer",
-                ledger_id,
-            )
 
 
 def _outcome_unknown(stream_name: str, proposal: Proposal) -> OutcomeUnknownError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from spark_ledger.stream.commit.history import History
 from spark_ledger.stream.model import Head
 from spark_ledger.stream.nodes import StreamNodes
+from spark_ledger.stream.one_connection import OneConnection
 from spark_ledger.types import Versioned
 
 
@@ -16,22 +17,21 @@ class HeadReader:
         self._stream_id = stream_id
         self._history = history
 
-    def saw(self, head: Head, connection: int) -> None:
+    def saw(self, head: Head, over: OneConnection) -> None:
         """The stream has this head, as a transaction over this connection has told."""
-        self._history.saw(head, connection)
+        self._history.saw(head, over)
 
     async def read(self) -> Versioned[Head]:
         """The head. Raises NoSuchStreamError if the stream is gone, or another has its name, and
         MetadataRestoredError if the head went back, or has other commits than were seen: a reader
         that went on would pass over the commits that get these numbers, a writer would go on
         behind a hole (rule T5)."""
-        store = self._nodes.store
         while True:
-            connection = store.connections
+            over = OneConnection(self._nodes.store)
             head = await self._find()
             await self._history.check()
-            if connection == store.connections:  # else it may be of before a restore
-                self._history.saw(head.value, connection)
+            if not over.has_ended:  # else it may be of before a restore
+                self._history.saw(head.value, over)
                 return head
 
     async def _find(self) -> Versioned[Head]:

@@ -27,6 +27,7 @@ from spark_ledger.stream.ledgers import Ledgers
 from spark_ledger.stream.manifest.store import ManifestStore
 from spark_ledger.stream.model import Commit, Head
 from spark_ledger.stream.nodes import StreamNodes
+from spark_ledger.stream.one_connection import OneConnection
 from spark_ledger.types import EntryId, LedgerId
 
 
@@ -78,8 +79,8 @@ class History:
         self._stream_id = stream_id
         self._forget = forget
         self._seen: _Seen | None = None
-        self._seen_on = -1
-        """The connection of the store, by number, over which that was seen, or found again."""
+        self._over: OneConnection | None = None
+        """That over which it was seen, or found again; None: there was nothing to compare yet."""
         self._is_in_doubt = False
         """Whether a check could not tell: the bookies are away that have the commit."""
         self._one_at_a_time = asyncio.Lock()
@@ -89,7 +90,7 @@ class History:
         """How many commits the stream had when it was last seen."""
         return 0 if self._seen is None else self._seen.number + 1
 
-    def saw(self, head: Head, connection: int) -> None:
+    def saw(self, head: Head, over: OneConnection) -> None:
         """The stream has this head, as was read or written over this connection.
 
         While nobody can tell whether it is the stream that was seen before, nothing is taken of it:
@@ -98,7 +99,7 @@ class History:
         if not self._is_in_doubt and head.next_commit > self.commits_seen:
             totals = head.next_segment, head.rows, head.size_bytes
             self._seen = _Seen(head.next_commit - 1, head.time_ms, totals)
-            self._seen_on = connection
+            self._over = over
 
     def knows(self, commit: Commit, pointer: SegmentListPointer | None) -> None:
         """The stream has this commit: more of it is known than its head tells."""
@@ -117,13 +118,12 @@ class History:
         until they tell. Raises MetadataRestoredError if another commit has the number, or none has,
         and NoSuchStreamError.
         """
-        store = self._nodes.store
-        if self._seen_on == store.connections:
+        if self._is_compared():
             return
         async with self._one_at_a_time:
-            while self._seen_on != (connection := store.connections):
-                seen = self._seen
-                if seen is None and self._seen_on >= 0:
+            while not self._is_compared():
+                seen, over = self._seen, OneConnection(self._nodes.store)
+                if seen is None and self._over is not None:
                     self._forget()  # nothing tells whether that is there still
                 is_there = seen is None or await self._is_there(seen)
                 self._is_in_doubt = is_there is None
@@ -134,7 +134,10 @@ class History:
                         f"commit {seen.number} is not the one that this process has seen"
                     )
                 if seen is self._seen:  # else more was seen meanwhile
-                    self._seen_on = connection
+                    self._over = over
+
+    def _is_compared(self) -> bool:
+        return self._over is not None and not self._over.has_ended
 
     def lost(self, what: str) -> MetadataRestoredError:
         """The error for a stream that went back with ZooKeeper."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.stream.commit.commit_rules import Proposal
 from spark_ledger.stream.commit.head_reader import HeadReader
 from spark_ledger.stream.concurrency import task_group
 from spark_ledger.stream.model import Head, SinkRecord
 from spark_ledger.stream.nodes import StreamNodes
+from spark_ledger.stream.one_connection import OneConnection
 from spark_ledger.types import Versioned
 
 
@@ -24,13 +24,7 @@ class Reading(NamedTuple):
 
     head: Versioned[Head]
     sink: Versioned[SinkRecord] | None
-    connection: int
-    """Of the store, by number. Between two of them the store may have been restored from a backup,
-    and have given the same version again."""
-
-    def is_outdated(self, store: MetadataStore) -> bool:
-        """Whether its versions may mean other nodes by now. To be asked as they are sent."""
-        return self.connection != store.connections
+    over: OneConnection
 
 
 class Readings:
@@ -54,7 +48,7 @@ class Readings:
         """Only where the proposal is new to its sink then: that a transaction was applied before,
         or is older than one that was, is never told from memory (rule T3)."""
         left = self._left
-        if left is None or not self._is_alone or left.is_outdated(self._nodes.store):
+        if left is None or not self._is_alone or left.over.has_ended:
             return None
         if not proposal.is_remembered:
             return left._replace(sink=None)
@@ -64,13 +58,13 @@ class Readings:
         return left if record.transaction_id < proposal.transaction_id else None
 
     async def _read(self, proposal: Proposal) -> Reading:
-        connection = self._nodes.store.connections
+        over = OneConnection(self._nodes.store)
         async with task_group() as group:
             reading_head = group.create_task(self._heads.read())
             reading_sink = group.create_task(self._sink(proposal))
         head = reading_head.result()
         self._is_alone = self._left is not None and self._left.head == head
-        return Reading(head, reading_sink.result(), connection)
+        return Reading(head, reading_sink.result(), over)
 
     async def _sink(self, proposal: Proposal) -> Versioned[SinkRecord] | None:
         return await self._nodes.sink(proposal.sink_id) if proposal.is_remembered else None

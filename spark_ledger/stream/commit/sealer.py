@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -26,7 +26,6 @@ from spark_ledger.errors import (
     NotFoundError,
     OutcomeUnknownError,
 )
-from spark_ledger.limits.stream import LIST_REMOVAL_S
 from spark_ledger.metadata.base import Check, Create, Delete, Operation, Put
 from spark_ledger.stream.commit.commit_log import CommitLog
 from spark_ledger.stream.concurrency import run_all
@@ -35,6 +34,7 @@ from spark_ledger.stream.ledgers import (
     PURPOSE_MANIFEST,
     Ledgers,
     OpenLedger,
+    drop_unnamed,
     ledger_tags,
     written,
 )
@@ -50,7 +50,7 @@ from spark_ledger.stream.model import Commit
 from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, StreamNodes
 from spark_ledger.stream.one_connection import OneConnection
 from spark_ledger.stream.schema_registry import SchemaRegistry
-from spark_ledger.types import LedgerId, Quorums, Versioned
+from spark_ledger.types import LedgerId, Quorums
 
 if TYPE_CHECKING:
     from spark_ledger.stream.manifest.tree import Page
@@ -90,6 +90,15 @@ _MANIFEST_QUORUMS: Final = Quorums(3, 3, 2)
 """At least so many copies: without the manifests none of the stream's rows could be found."""
 
 
+class _Before(NamedTuple):
+    """A root with its version, and over which connection it was read with all that is decided by
+    it."""
+
+    value: ManifestRoot
+    version: int
+    reading: OneConnection
+
+
 class Sealer:
     """Seals the commits of one stream. Any number of them may work on one stream."""
 
@@ -101,8 +110,6 @@ class Sealer:
         self._log = log
         self._manifests = log.manifests
         self._schemas = schemas
-        self._reading = OneConnection(nodes.store)
-        """Of the sealing under way: what it read counts over no other connection (rule T2)."""
         self._work: asyncio.Task[None] | None = None
         self._wanted = 0
 
@@ -142,21 +149,23 @@ class Sealer:
         """Seal commits below ``end``, of which all are made, in whole leaves.
 
         Raises what the metadata and the bookies answer; then the commits stay where they are. Pages
-        that cannot be merged, as one of them is lost, keep no commit from being sealed.
+        that cannot be merged, as one of them is lost, keep no commit from being sealed. What was
+        read before the connection broke is not sealed behind it: it may be of lost commits.
         """
-        self._reading = OneConnection(self._nodes.store)
         if not self._schemas.config.has_manifests and not await self._upgrade():
             return
         loop = asyncio.get_running_loop()
         deadline = loop.time() + SEAL_BUDGET_S
+        reading = OneConnection(self._nodes.store)
         await self._manifests.read_root()
         failure: LedgerError | None = None
         may_merge = True
-        while loop.time() < deadline:
-            before = self._manifests.versioned
-            if before is None:
+        while loop.time() < deadline and not reading.has_ended:
+            known = self._manifests.versioned
+            if known is None:
                 return  # this metadata server lags, or the stream is gone
-            root = before.value
+            root = known.value
+            before = _Before(root, known.version, reading)
             level = root.level_to_merge() if may_merge else None
             leaves = (end - COMMITS_KEPT_AS_NODES - root.sealed) // root.leaf_commits
             if level is not None:
@@ -175,12 +184,12 @@ class Sealer:
 
     async def _upgrade(self) -> bool:
         """Give a stream of the former format manifests; whether it has them now (rule T13)."""
-        before = await self._schemas.of_now()
+        before = await self._schemas.of_now()  # nothing is waited for until it is sent
         after = replace(before.value, has_manifests=True)
         root = empty_root(after.stream_id)
         # Refused: somebody else did it, the schema changed, or the stream is gone.
         with suppress(ConflictError, NotFoundError, OutcomeUnknownError):
-            await self._reading.transaction(
+            await self._nodes.store.transaction(
                 [
                     Check(self._nodes.identity_path(after.stream_id), 0),
                     Put(self._nodes.config_path, codec.encode_config(after), before.version),
@@ -191,7 +200,7 @@ class Sealer:
 
     # -- leaves ------------------------------------------------------------------------------------
 
-    async def _seal_leaves(self, before: Versioned[ManifestRoot], leaves: int) -> bool:
+    async def _seal_leaves(self, before: _Before, leaves: int) -> bool:
         """Move the oldest commits that have nodes into so many leaves; whether it was done."""
         root, first = before.value, before.value.sealed
         gone = min(leaves, root.dropped_leaves())
@@ -213,7 +222,7 @@ class Sealer:
             self._check_order(one.number, reached, commits[number])
         stream_id = root.stream_id
         pages = [encode_leaf(stream_id, part[0], [stored[n].node for n in part]) for part in parts]
-        ledger = await self._write(lambda _: pages)
+        ledger = await self._write(lambda _: pages, before.reading)
         after = root.with_leaves(
             [
                 leaf_pointer(ledger, entry, [commits[n] for n in part])
@@ -244,7 +253,7 @@ class Sealer:
 
     # -- pages above -------------------------------------------------------------------------------
 
-    async def _merge(self, before: Versioned[ManifestRoot], level: int) -> bool:
+    async def _merge(self, before: _Before, level: int) -> bool:
         """Put a page above the oldest pages of a level that are named by the root alone.
 
         Leaves move along, into the ledger of that page: otherwise each hundred commits would keep
@@ -264,7 +273,7 @@ class Sealer:
                 named[:] = _moved(pages, ledger_id)
             return [*leaves, encode_index(root.stream_id, level + 1, pages[0].first, named)]
 
-        ledger_id = await self._write(written)
+        ledger_id = await self._write(written, before.reading)
         above = index_pointer(ledger_id, len(leaves), named)
         after = root.merged(level, above)
         left: set[LedgerId] = set()
@@ -278,7 +287,9 @@ class Sealer:
 
     # -- ledgers and the root ----------------------------------------------------------------------
 
-    async def _write(self, make: Callable[[LedgerId], Sequence[bytes]]) -> LedgerId:
+    async def _write(
+        self, make: Callable[[LedgerId], Sequence[bytes]], reading: OneConnection
+    ) -> LedgerId:
         """A new ledger with these entries, all confirmed (rule T1), and closed."""
         ledger = await self._create()
         appends: list[asyncio.Future[int]] = []
@@ -293,7 +304,7 @@ class Sealer:
                         raise failure
                 assert ended == list(range(len(ended))), "nothing else is in this ledger"
         except LedgerError:
-            await self._drop([ledger.ledger_id])
+            await self._drop([ledger.ledger_id], reading)
             raise
         return ledger.ledger_id
 
@@ -318,7 +329,7 @@ class Sealer:
 
     async def _replace(
         self,
-        before: Versioned[ManifestRoot],
+        before: _Before,
         after: ManifestRoot,
         deletes: Sequence[Operation],
         *,
@@ -326,6 +337,7 @@ class Sealer:
         holds: int = 0,
     ) -> bool:
         """Replace the root in the version that was read, and delete the nodes; whether it was done.
+        It is sent over the connection over which all of it was read, and over no other (rule T2).
 
         ``made`` are the ledgers with the new pages, if there are any, and ``holds`` a commit behind
         them. If the transaction can take no effect any more they are deleted (rule T12).
@@ -341,30 +353,29 @@ class Sealer:
         is_undecided = False
         for _ in range(_SENDS_MAX):
             try:
-                await self._reading.transaction(operations)
+                await before.reading.transaction(operations)
             except OutcomeUnknownError:
                 is_undecided = True
             except (ConflictError, NotFoundError):
                 if not is_undecided:
-                    await self._drop(made)
+                    await self._drop(made, before.reading)
                     await self._schemas.refresh()
                     return False
             else:
-                self._manifests.wrote(after, before.version + 1)
+                if not before.reading.has_ended:  # else it may be undone
+                    self._manifests.wrote(after, before.version + 1)
                 return True
             found = await self._find(before, made, holds)
             if found is not None:
                 return found
         return False  # it may still arrive, so the ledgers stay
 
-    async def _find(
-        self, before: Versioned[ManifestRoot], made: Sequence[LedgerId], holds: int
-    ) -> bool | None:
+    async def _find(self, before: _Before, made: Sequence[LedgerId], holds: int) -> bool | None:
         """Whether a transaction whose reply was lost was applied; None while it may still be."""
         try:
             await self._manifests.read_root(latest=True)
         except NoSuchStreamError:
-            await self._drop(made)
+            await self._drop(made, before.reading)
             raise
         newest = self._manifests.versioned
         if newest is None or newest.version == before.version:
@@ -373,7 +384,7 @@ class Sealer:
             return True  # of whoever replaced it: the next look says what is left to do
         if await self._manifests.search(lambda root: self._names(root, made, holds)):
             return True
-        await self._drop(made)
+        await self._drop(made, before.reading)
         return False
 
     async def _names(self, root: ManifestRoot, made: Sequence[LedgerId], commit: int) -> bool:
@@ -383,20 +394,10 @@ class Sealer:
         path = await self._manifests.path(root, commit)
         return not {page.pointer.ledger_id for page in path}.isdisjoint(made)
 
-    async def _drop(self, ledger_ids: Iterable[LedgerId]) -> None:
-        """Delete ledgers that no root names and none will. Best effort: what stays is found by its
-        purpose. Behind a restore others may have their ids: then a keeper looks what is left."""
-        if self._reading.has_ended:
-            return
-        try:
-            async with asyncio.timeout(LIST_REMOVAL_S):
-                await run_all(self._ledgers.delete_ledger(each) for each in ledger_ids)
-        except (LedgerError, TimeoutError) as error:
-            logger.info(
-                "stream %r: ledgers of manifests that nothing names are left: %s",
-                self._nodes.name,
-                str(error) or "no answer",
-            )
+    async def _drop(self, ledger_ids: Iterable[LedgerId], made: OneConnection) -> None:
+        """Delete ledgers that no root names and none will."""
+        whose = f"stream {self._nodes.name!r}, manifests"
+        await drop_unnamed(self._ledgers, made, ledger_ids, whose)
 
 
 def _sizes(quorums: Quorums) -> tuple[int, int, int]:

@@ -164,7 +164,7 @@ class _Together:
     async def _send(self, prepared: Sequence[Prepared]) -> list[Commit] | None:
         """Send one transaction with all parts. None: it failed, its reply was lost, or a part of it
         is outdated."""
-        if any(part.leaves.is_outdated(self._store) for part in prepared):
+        if any(part.leaves.over.has_ended for part in prepared):
             return None
         operations = [each for part in prepared for each in part.operations]
         operations += [each for part in prepared for each in part.of_ledgers]

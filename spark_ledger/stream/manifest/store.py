@@ -28,6 +28,7 @@ from spark_ledger.stream.ledgers import Ledgers
 from spark_ledger.stream.manifest.format import decode_index, decode_leaf, decode_root, leaf_count
 from spark_ledger.stream.manifest.tree import ManifestRoot, Page, PagePointer, empty_root
 from spark_ledger.stream.nodes import StreamNodes
+from spark_ledger.stream.one_connection import OneConnection
 from spark_ledger.types import EntryId, LedgerId, Versioned
 
 T = TypeVar("T")
@@ -57,8 +58,8 @@ class ManifestStore:
         self._nodes = nodes
         self.stream_id = stream_id
         self._root: Versioned[ManifestRoot] | None = None
-        self._read_on = -1
-        """The connection over which it was read: behind a restore, versions are given again."""
+        self._reading = OneConnection(nodes.store)
+        """Of the root. Behind it another root may be there, also an older one (rule T12)."""
         self._pages: OrderedDict[tuple[int, int], bytes] = OrderedDict()
         self._pages_bytes = 0
         self._pointers: OrderedDict[tuple[int, int], tuple[PagePointer, ...]] = OrderedDict()
@@ -73,29 +74,37 @@ class ManifestStore:
     # -- the root ----------------------------------------------------------------------------------
 
     async def root(self) -> ManifestRoot:
-        """The root as it was last read. A stream of the former format has an empty one."""
-        if self._root is None:
+        """The root as it was last read, over the connection of now. A stream of the former format
+        has an empty one."""
+        if self._root is None or self._reading.has_ended:
             return await self.read_root()
         return self._root.value
 
     async def read_root(self, *, latest: bool = False) -> ManifestRoot:
         """Read the root again; ``latest``: no older than this call."""
+        while True:
+            reading, is_new = OneConnection(self._nodes.store), self._reading.has_ended
+            found = await self._find_root(latest=latest or is_new)
+            if not reading.has_ended:
+                break
+        # Over one connection versions only grow: an older one is of a server that lags.
+        if self._root is None or self._reading.has_ended or found.version > self._root.version:
+            self._root, self._reading = found, reading
+        return self._root.value
+
+    async def _find_root(self, *, latest: bool) -> Versioned[ManifestRoot]:
         read = self._nodes.store.get_latest if latest else self._nodes.store.get
-        path, connection = self._nodes.manifests_path, self._nodes.store.connections
+        path = self._nodes.manifests_path
         try:
             node = await read(path)
         except NotFoundError as error:
             if self.versioned is not None:
                 raise self._nodes.no_such_stream() from error
-            self._root = Versioned(empty_root(self.stream_id), _NO_NODE)
-            return self._root.value
+            return Versioned(empty_root(self.stream_id), _NO_NODE)
         root = decode_root(node.value, path)
         if root.stream_id != self.stream_id:
             raise self._nodes.no_such_stream()  # another stream of the same name (rule T7)
-        known = -1 if self._root is None else self._root.version
-        if self._root is None or (connection, node.version) > (self._read_on, known):
-            self._root, self._read_on = Versioned(root, node.version), connection
-        return self._root.value
+        return Versioned(root, node.version)
 
     @property
     def versioned(self) -> Versioned[ManifestRoot] | None:

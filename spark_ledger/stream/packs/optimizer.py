@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from itertools import groupby, pairwise
 from typing import Final, NamedTuple, TypedDict, Unpack
 
@@ -27,7 +27,14 @@ from spark_ledger.limits.stream import PACKED_ENTRIES_MIN, PACKS_MAX
 from spark_ledger.metadata.base import Check, Put
 from spark_ledger.stream.commit.commit_log import CommitLog
 from spark_ledger.stream.format.entries import EncodedEntry, EntryEncoder
-from spark_ledger.stream.ledgers import PURPOSE_PACK, Ledgers, OpenLedger, ledger_tags, written
+from spark_ledger.stream.ledgers import (
+    PURPOSE_PACK,
+    Ledgers,
+    OpenLedger,
+    drop_unnamed,
+    ledger_tags,
+    written,
+)
 from spark_ledger.stream.model import Commit, SegmentRange
 from spark_ledger.stream.nodes import StreamNodes
 from spark_ledger.stream.one_connection import OneConnection
@@ -111,7 +118,8 @@ class Optimizer:
         It copies no faster than ``pace`` lets it.
 
         Raises ConfigurationError if the stream has too many packs, NoSuchStreamError,
-        DataLossError if commits were truncated meanwhile, and what reading and writing raise.
+        DataLossError if commits were truncated meanwhile, RetryableError if the connection to the
+        metadata store breaks while it copies, and what reading and writing raise.
         """
         reading = OneConnection(self._nodes.store)
         config = await self._schemas.refresh()
@@ -119,15 +127,15 @@ class Optimizer:
             entry_bytes or config.entry_bytes, pack_bytes or config.ledger_bytes_max, entries_min
         )
         chooser = Chooser(choice)
-        copying = _Copying(choice, pace, progress, reading)
+        copying = None if dry_run else _Copying(choice, pace, progress, reading)
         async with aclosing(self._unpacked()) as found:
             async for commit in found:
                 commits = chooser.add(commit)
                 if commits is not None:
-                    yield await self._pack(commits, None if dry_run else copying)
+                    yield await self._pack(commits, copying)
         commits = chooser.end()
         if commits is not None:
-            yield await self._pack(commits, None if dry_run else copying)
+            yield await self._pack(commits, copying)
 
     async def run_all(
         self, *, progress: Progress | None = None, **options: Unpack[OptimizeOptions]
@@ -188,6 +196,7 @@ class Optimizer:
                 total = sum(commit.rows for commit in commits)
                 async with aclosing(self._encoded(commits, copying.choice)) as encoded:
                     async for entries, version in encoded:
+                        self._check(copying.reading)
                         for entry in entries:
                             await copy.push(entry, version)
                         if copying.progress is not None:
@@ -281,6 +290,7 @@ class Optimizer:
         if pack.ledger_id in config.dropping:
             return None  # an audit is about to look whether anything names it (rule K9)
         self._refuse_more(before.value)
+        self._check(reading)
         after = before.value.with_pack(pack)
         operations = [
             Check(nodes.identity_path(config.stream_id), 0),
@@ -288,22 +298,26 @@ class Optimizer:
             Put(nodes.packs_path, encode_packs(after), before.version),
             *await naming.operations([pack.ledger_id]),
         ]
-        reading.check()  # behind a restore other rows may have these numbers (rule T2)
         try:
-            await nodes.store.transaction(operations)
+            await reading.transaction(operations)
         except (ConflictError, NotFoundError):
             return None
         naming.named([pack.ledger_id])
         self._packs.known = after
         return True
 
-    async def _drop(self, ledger_id: LedgerId, reading: OneConnection) -> None:
-        """Delete a ledger that no transaction has named. Best effort: a keeper does it later, and
-        behind a restore, where another ledger may have the id, nobody else."""
+    def _check(self, reading: OneConnection) -> None:
+        """Raises RetryableError if commits that were read may be others by now (rule T2)."""
         if reading.has_ended:
-            return
-        with suppress(LedgerError):
-            await self._ledgers.delete_ledger(ledger_id)
+            raise RetryableError(
+                f"stream {self._nodes.name!r}: the connection to the metadata store broke while "
+                "commits were packed, so what was read over it counts no more; try again"
+            )
+
+    async def _drop(self, ledger_id: LedgerId, made: OneConnection) -> None:
+        """Delete a ledger that no transaction has named."""
+        whose = f"stream {self._nodes.name!r}, pack"
+        await drop_unnamed(self._ledgers, made, [ledger_id], whose)
 
 
 class _Copying(NamedTuple):
@@ -313,7 +327,7 @@ class _Copying(NamedTuple):
     pace: Pace | None
     progress: Progress | None
     reading: OneConnection
-    """What was read of the commits counts over no other connection."""
+    """Over which the commits are read, and packs are made and named."""
 
 
 class _Copy:

@@ -92,6 +92,19 @@ def test_hash_of_the_key_tells_a_reader_whether_it_is_the_same_ledger(machine: M
     assert machine.add(7, [1], key=shown, recovery=True) is UNAUTHORIZED
 
 
+def test_whoever_knows_the_hash_of_the_key_changes_nothing(machine: Machine) -> None:
+    """Everybody who reads the metadata does."""
+    assert machine.add(7, [0], key=KEY) is OK
+    shown = hash_as_key(access_key_hash(KEY))
+    answers: list[BookieStatus] = []
+    machine.bookie.write_last_confirmed(
+        L, EntryId(0), access_key=shown, done=lambda status, _message: answers.append(status)
+    )
+    assert answers == [UNAUTHORIZED] and machine.lac(7) == -1
+    assert machine.fence(7, key=shown) is UNAUTHORIZED
+    assert not machine.is_fenced(7), "its writer goes on"
+
+
 def test_bookie_without_metadata_takes_no_copies() -> None:
     machine = Machine(formatted(), keys=NoLedgers())
     assert machine.add(7, [0], key=COPIES, recovery=True) is UNAUTHORIZED

@@ -381,8 +381,9 @@ def test_write_of_a_dead_start_that_comes_late_leaves_what_starts_again(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
 @pytest.mark.parametrize("after", range(8))
-def test_full_disk_does_not_forbid_a_start(after: int) -> None:
+def test_full_disk_does_not_forbid_a_start(after: int, error: int) -> None:
     async def main() -> None:
         world = await World().prepare()
         await world.start()
@@ -391,7 +392,7 @@ def test_full_disk_does_not_forbid_a_start(after: int) -> None:
         def plan(operation: Operation) -> DiskFault | None:
             if operation.kind == "create" and operation.path.name.endswith(".tmp"):
                 writes[0] += 1
-                return DiskFault(errno.ENOSPC) if writes[0] > after else None
+                return DiskFault(error) if writes[0] > after else None
             return None
 
         identity = await world.start(FaultFileSystem(world.files, plan))

@@ -20,7 +20,7 @@ from spark_ledger.errors import (
     MetadataRestoredError,
 )
 from spark_ledger.metadata.memory import Fault
-from spark_ledger.stream.model import Commit
+from spark_ledger.stream.model import Commit, Segment
 from tests.unit.connector.fakes import FakeStream
 from tests.unit.connector.read.test_several import Query, batch, read, soon
 from tests.unit.connector.read.test_stream_source import offset, source
@@ -115,6 +115,33 @@ def test_query_is_refused_where_the_new_commits_are_fewer_and_larger(cluster: Cl
         writer.write(table(row))
         segments += writer.finish()
     stream.commit_segments(segments)
+    with pytest.raises(ConfigurationError, match=OTHERS):
+        Query(query.at, **ONE).trigger()
+
+
+def test_query_is_refused_where_other_rows_of_the_same_ledger_are_before_it(
+    cluster: Cluster,
+) -> None:
+    """An executor knows nothing of the restore, and keeps its ledger open over it."""
+    stream = cluster.create()
+    writer = stream.writer()
+
+    def add(row: int) -> Segment:
+        writer.write(table(row))
+        (segment,) = writer.finish()
+        cluster.stream().commit_segments([segment])
+        return segment
+
+    first = add(1)
+    backup = back_up(cluster)
+    lost = add(2)
+    query = Query(**ONE)
+    assert query.trigger() == {"s": [1, 2]}
+    cluster.restart()
+    backup.restore()
+    other = add(12)
+    add(13)
+    assert first.ledger_id == lost.ledger_id == other.ledger_id
     with pytest.raises(ConfigurationError, match=OTHERS):
         Query(query.at, **ONE).trigger()
 

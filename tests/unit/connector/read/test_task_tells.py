@@ -12,9 +12,9 @@ import pytest
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from connector import sessions, task_report
+from connector import retry, sessions, task_report
 from connector.options import read_options
-from connector.read import watched
+from connector.read import task, watched
 from connector.read.partitions import (
     LedgerPartition,
     SeveralPartition,
@@ -25,8 +25,9 @@ from connector.read.task import _resized, read_partition
 from connector.read.watched import read_watched, where
 from connector.schema import LEDGER_SCHEMA
 from spark_ledger.client.entry_batch import EntryBatch
+from spark_ledger.errors import LedgerError, MetadataUnavailableError, NoSuchEntryError
 from spark_ledger.limits import KIB
-from spark_ledger.limits.connector import READS_LOGGED_MAX
+from spark_ledger.limits.connector import READS_LOGGED_MAX, RETRY_PAUSES_S
 from spark_ledger.spark.reports import Report
 from spark_ledger.stream.format.metadata_column import PositionedBatch
 from spark_ledger.stream.model import SegmentRange
@@ -35,7 +36,7 @@ from spark_ledger.stream.plan.partitions import Plan, Span
 from spark_ledger.types import BookieId, Dlsn, Entry, EntryId, LedgerId
 from tests.unit.connector.fakes import make_segment
 from tests.unit.connector.read.test_task import SCHEMA, batch
-from tests.unit.connector.world import Task
+from tests.unit.connector.world import Clock, Task
 
 ORDER = (BookieId("b2"), BookieId("b1"))
 PLANNED = FirstReads(ORDER, (FirstRead(LedgerId(1), EntryId(40), ORDER[0], 77),))
@@ -48,6 +49,9 @@ class Asked:
     is_closed = False
     last_add_confirmed = 2
 
+    metadata_away = False
+    bookies_know = 2
+
     def __init__(self) -> None:
         self.hints: list[object] = []
         self.unconfirmed: list[bool] = []
@@ -58,6 +62,11 @@ class Asked:
 
     def refresh(self) -> None:
         self.refreshed += 1
+        if self.metadata_away:
+            raise MetadataUnavailableError("no ZooKeeper answered")
+
+    def refresh_confirmed(self) -> None:
+        self.last_add_confirmed = self.bookies_know
 
     def read_ranges(self, ranges: object, **how: Any) -> Iterator[PositionedBatch]:
         self.hints.append(how["replica_hint"])
@@ -129,6 +138,42 @@ def test_task_refreshes_a_reader_that_knows_less_than_the_driver(
     asked.is_closed = is_closed
     assert len(list(read("ledgerId", of_ledger(FirstReads(), last)))) == 1
     assert (asked.refreshed, asked.unconfirmed) == (refreshes, [not is_closed])
+
+
+@pytest.mark.parametrize(("bookies_know", "reads"), [(4, True), (5, True), (3, False)])
+def test_task_learns_of_bookies_what_is_confirmed_while_the_metadata_are_away(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch, bookies_know: int, reads: bool
+) -> None:
+    """As its driver has: else each micro-batch of a raw ledger fails though its bookies serve.
+    Entries that none of those has which are known here are looked for again."""
+    monkeypatch.setattr(task, "RETRY_IN_TASK_S", -1.0)
+    asked.metadata_away, asked.bookies_know = True, bookies_know
+    if reads:
+        assert len(list(read("ledgerId", of_ledger(FirstReads(), 4)))) == 1
+    else:
+        with pytest.raises(MetadataUnavailableError):
+            list(read("ledgerId", of_ledger(FirstReads(), 4)))
+    assert asked.unconfirmed == [True] * reads
+
+
+@pytest.mark.parametrize("tries", [1, 3])
+@pytest.mark.parametrize("error", [MetadataUnavailableError, NoSuchEntryError])
+def test_entry_is_not_called_lost_while_nobody_can_say_who_else_has_it(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch, error: type[LedgerError], tries: int
+) -> None:
+    real, clock = asked.read_batches, Clock()
+
+    def read_batches(first: int, _last: int, **how: Any) -> Iterator[EntryBatch]:
+        yield from real(first, 2, **how)
+        raise NoSuchEntryError("ledger 5: no bookie holds entry 3")
+
+    monkeypatch.setattr(retry, "time", clock)
+    monkeypatch.setattr(task, "RETRY_IN_TASK_S", sum(RETRY_PAUSES_S[: tries - 1]))
+    monkeypatch.setattr(asked, "read_batches", read_batches)
+    asked.metadata_away, asked.bookies_know = error is MetadataUnavailableError, 4
+    with pytest.raises(error):
+        list(read("ledgerId", of_ledger(FirstReads(), 4)))
+    assert len(clock.pauses) == (tries - 1) * (error is MetadataUnavailableError)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from spark_ledger.keeper.nodes import EPOCH_PATH
 from spark_ledger.metadata.memory import MemoryMetadataStore
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.nodes import StreamNodes
+from spark_ledger.stream.stream import Stream
 from spark_ledger.types import LedgerMetadata
 from tests.unit.spark_ledger.client.test_restored_metadata import Backup
 from tests.unit.spark_ledger.client.world import World, run
@@ -25,6 +26,19 @@ COMMITS = 5
 async def streams(world: World) -> StreamCatalog:
     """Of another process."""
     return StreamCatalog(await world.client())
+
+
+async def written(world: World) -> Stream:
+    """A stream with commits, each in a ledger of its own."""
+    stream = await new_stream(await world.client())
+    await closed_commits(world, stream, COMMITS)
+    return stream
+
+
+async def check_whole(world: World) -> None:
+    """All of that is there, for another process."""
+    assert len(await ledgers(world)) == COMMITS
+    assert await read(await (await streams(world)).open("s")) == list(range(COMMITS))
 
 
 async def mark(world: World) -> None:
@@ -51,6 +65,17 @@ def behind_deletions(
     monkeypatch.setattr(LedgerClient, "ledger_metadata", late)
 
 
+def behind_the_mark(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Awaitable[object]]) -> None:
+    mark = StreamCatalog._mark_deleted
+
+    async def late(*words: Any) -> object:
+        marked = await mark(*words)
+        await act()
+        return marked
+
+    monkeypatch.setattr(StreamCatalog, "_mark_deleted", late)
+
+
 def before_nodes(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Awaitable[object]]) -> None:
     remove, has_acted = StreamCatalog._try_delete_nodes, False
 
@@ -71,8 +96,7 @@ def test_keeper_leaves_a_stream_alone_that_a_restore_has_brought_back(
     """None: it comes before the deletion begins."""
 
     async def test(world: World) -> None:
-        stream = await new_stream(await world.client())
-        await closed_commits(world, stream, COMMITS)
+        await written(world)
         clock = Clock()
         cared = await elected(world, clock)
         await passes(cared, clock, 60)
@@ -99,9 +123,8 @@ def test_keeper_leaves_a_stream_alone_that_a_restore_has_brought_back(
                     await passes(cared, clock, 180)
         await passes(cared, clock, 180)
         assert len(done) == (deleted or 0)
-        assert len(await ledgers(world)) == COMMITS
         assert cared.done["streams"] == 0
-        assert await read(await (await streams(world)).open("s")) == list(range(COMMITS))
+        await check_whole(world)
 
     run(test)
 
@@ -110,8 +133,7 @@ def test_keeper_that_was_replaced_does_not_go_on_with_a_deletion(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def test(world: World) -> None:
-        stream = await new_stream(await world.client())
-        await closed_commits(world, stream, COMMITS)
+        stream = await written(world)
         clock = Clock()
         cared = await elected(world, clock)
         await mark(world)
@@ -129,14 +151,13 @@ def test_keeper_that_was_replaced_does_not_go_on_with_a_deletion(
     run(test)
 
 
-@pytest.mark.parametrize("when", ["ledgers", "nodes"])
+@pytest.mark.parametrize("when", ["mark", "ledgers", "nodes"])
 @pytest.mark.parametrize("is_marked", [True, False])
 def test_deletion_goes_on_behind_a_new_connection_if_the_stream_is_marked_still(
     is_marked: bool, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test(world: World) -> None:
-        stream = await new_stream(await world.client())
-        await closed_commits(world, stream, COMMITS)
+        await written(world)
         if is_marked:
             await mark(world)
         backup, client = Backup(world.tree), await world.client()
@@ -145,7 +166,9 @@ def test_deletion_goes_on_behind_a_new_connection_if_the_stream_is_marked_still(
             await backup.restore(world, client)
 
         with monkeypatch.context() as patch:
-            if when == "ledgers":
+            if when == "mark":
+                behind_the_mark(patch, restore)
+            elif when == "ledgers":
                 behind_deletions(patch, 1, restore)
             else:
                 before_nodes(patch, restore)
@@ -158,7 +181,6 @@ def test_deletion_goes_on_behind_a_new_connection_if_the_stream_is_marked_still(
             assert await ledgers(world) == set()
             assert await client.store.children("streams/s") == []
         else:
-            assert len(await ledgers(world)) == COMMITS
-            assert await read(await (await streams(world)).open("s")) == list(range(COMMITS))
+            await check_whole(world)
 
     run(test)

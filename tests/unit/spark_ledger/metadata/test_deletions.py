@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from spark_ledger.metadata.deletions import DELETIONS_PATH, Deletions, give_sign, read_sign
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, MemoryTree, Outcome
 from tests.unit.cut_off import cut_off, cut_off_at_each_wait
@@ -63,6 +65,36 @@ def test_sign_that_is_refused_or_hangs_holds_up_nobody() -> None:
         await deletions.close()
         assert asyncio.get_running_loop().time() - before < 5
         assert asyncio.all_tasks() == tasks, "nothing is left behind"
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_deletion_beside_a_sign_whose_answer_takes_its_time_has_a_sign_of_its_own(
+    closes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bookie may have looked for the one before already."""
+
+    async def main() -> None:
+        store = MemoryMetadataStore()
+        await give_sign(store)
+        real, deletions = store.put, Deletions(store)
+
+        async def slow(path: str, data: bytes, version: int) -> int:
+            written = await real(path, data, version)
+            await asyncio.sleep(0.4 if closes else 5.0)
+            return written
+
+        monkeypatch.setattr(store, "put", slow)
+        deletions.note()
+        await asyncio.sleep(2.1)
+        assert await read_sign(store) == 1
+        deletions.note()
+        if closes:
+            await deletions.close()
+        else:
+            await asyncio.sleep(30.0)
+        assert await read_sign(store) == 2
 
     run_in_virtual_time(main())
 

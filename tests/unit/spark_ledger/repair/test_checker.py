@@ -41,8 +41,13 @@ class Checking:
         return await self.checker.run_pass()
 
 
-async def closed(client: LedgerClient, *, count: int = 20) -> LedgerWriter:
-    writer = await client.create_ledger(ensemble_size=4, write_quorum=3, ack_quorum=2)
+async def closed(
+    client: LedgerClient, *, count: int = 20, sizes: tuple[int, int, int] = (4, 3, 2)
+) -> LedgerWriter:
+    ensemble_size, write_quorum, ack_quorum = sizes
+    writer = await client.create_ledger(
+        ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum
+    )
     for number in range(count):
         await writer.append(b"%d" % number)
     await writer.close()

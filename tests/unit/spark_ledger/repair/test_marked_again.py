@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 
 import pytest
 
+from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.metadata.json_nodes import read_node
 from spark_ledger.metadata.unsettled import id_path
 from spark_ledger.repair.nodes import STATE_PATH, AuditState, forget_without_cookie, mark_root
@@ -32,6 +33,39 @@ async def short_life(world: World, cared: Crew, name: BookieId) -> None:
     await cared.worker.run_pass()
     await lose(world, name)
     assert await marked(world) == {}
+
+
+def within_audits(cared: Crew, act: Callable[[Collection[BookieId]], Awaitable[None]]) -> None:
+    """Act as the auditor has looked at all ledgers because of these, and has not written that
+    down."""
+    audit = cared.auditor.audit
+
+    async def slow(lost: Collection[BookieId], known: Collection[BookieId] | None) -> int:
+        found = await audit(lost, known)
+        await act(lost)
+        return found
+
+    cared.auditor.audit = slow  # type: ignore[method-assign, assignment]
+
+
+async def looks_with_short_life(world: World, cared: Crew, seconds: float, name: BookieId) -> None:
+    """Of the auditor alone; within its first audit because of a lost bookie that has its life."""
+    lives = [name]
+
+    async def act(lost: Collection[BookieId]) -> None:
+        if lives and lives[0] in lost:
+            await short_life(world, cared, lives.pop())
+
+    within_audits(cared, act)
+    await looks(cared, seconds)
+    assert not lives
+
+
+async def audit_state(client: LedgerClient) -> AuditState:
+    """What the auditor has written down."""
+    state = await read_node(client.store, AuditState, STATE_PATH)
+    assert state is not None
+    return state.value
 
 
 def test_mark_that_was_lost_is_made_again_within_a_day() -> None:
@@ -82,24 +116,16 @@ def test_bookie_that_only_a_worker_saw_is_lost_anew_at_once(is_at_it: bool) -> N
         cared = await crew(world)
         name = BookieId(writer.metadata.last_fragment.bookies[0])
         await lose(world, name)
-        audit, lives = cared.auditor.audit, [name] if is_at_it else []
-
-        async def slow(lost: Collection[BookieId], known: Collection[BookieId] | None) -> int:
-            found = await audit(lost, known)
-            if lives and lives[0] in lost:
-                await short_life(world, cared, lives.pop())
-            return found
-
-        cared.auditor.audit = slow  # type: ignore[method-assign, assignment]
-        await looks(cared, 120)
-        if not is_at_it:
+        if is_at_it:
+            await looks_with_short_life(world, cared, 120, name)
+        else:
+            await looks(cared, 120)
             await short_life(world, cared, name)
-            state = await read_node(client.store, AuditState, STATE_PATH)
-            assert state is not None and state.value.audited == () and not state.value.gone_s
+            state = await audit_state(client)
+            assert state.audited == () and not state.gone_s
             await looks(cared, 10)
         assert await marked(world) == {writer.ledger_id: 2}
-        state = await read_node(client.store, AuditState, STATE_PATH)
-        assert state is not None and state.value.audited == (name,)
+        assert (await audit_state(client)).audited == (name,)
         await cared.passes(10)
         assert name not in (await client.ledger_metadata(writer.ledger_id)).fragments[0].bookies
         assert await marked(world) == {}
@@ -118,24 +144,16 @@ def test_bookie_without_cookie_that_only_a_worker_saw_is_lost_anew(is_at_it: boo
         name = BookieId(writer.metadata.last_fragment.bookies[0])
         await looks(cared, 10)
         await lose(world, name)
-        audit, lives = cared.auditor.audit, [name] if is_at_it else []
-
-        async def slow(lost: Collection[BookieId], known: Collection[BookieId] | None) -> int:
-            found = await audit(lost, known)
-            if lives and lives[0] in lost:
-                await short_life(world, cared, lives.pop())
-            return found
-
-        cared.auditor.audit = slow  # type: ignore[method-assign, assignment]
-        await looks(cared, 200)
-        if not is_at_it:
+        if is_at_it:
+            await looks_with_short_life(world, cared, 200, name)
+        else:
+            await looks(cared, 200)
             await short_life(world, cared, name)
             await looks(cared, 120)
         assert await marked(world) == {writer.ledger_id: 2}
         await cared.passes(10)
         assert await marked(world) == {}
-        state = await read_node(client.store, AuditState, STATE_PATH)
-        assert state is not None and name not in state.value.known_here_only
+        assert name not in (await audit_state(client)).known_here_only
 
     run_virtually(test, bookies=6)
 
@@ -156,12 +174,11 @@ def test_bookie_that_a_worker_saw_come_back_costs_no_audit_of_the_others(is_know
         await looks(cared, 10)
         await lose(world, first)
         await lose(world, second)
-        audit, audits = cared.auditor.audit, 0
+        audits = 0
 
-        async def slow(lost: Collection[BookieId], known: Collection[BookieId] | None) -> int:
+        async def back(_lost: Collection[BookieId]) -> None:
             nonlocal audits
             audits += 1
-            found = await audit(lost, known)
             if audits == 1:
                 world.revive(second)
                 await world.register(second)
@@ -170,14 +187,13 @@ def test_bookie_that_a_worker_saw_come_back_costs_no_audit_of_the_others(is_know
                 if not is_known:  # taken out meanwhile
                     await lose(world, other)
                     await forget_without_cookie(client.store, other)
-            return found
 
-        cared.auditor.audit = slow  # type: ignore[method-assign, assignment]
+        within_audits(cared, back)
         await looks(cared, 120)
-        state = await read_node(client.store, AuditState, STATE_PATH)
-        assert audits == 1 and state is not None and state.value.audit_time_ms
-        assert second not in state.value.gone_s and other not in state.value.known_here_only
-        assert state.value.audited == ((first,) if is_known else ())
+        state = await audit_state(client)
+        assert audits == 1 and state.audit_time_ms
+        assert second not in state.gone_s and other not in state.known_here_only
+        assert state.audited == ((first,) if is_known else ())
         await lose(world, second)
         await looks(cared, 130)
         assert audits == 2, "it is newly lost"

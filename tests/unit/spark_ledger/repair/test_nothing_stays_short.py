@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -38,6 +39,14 @@ async def audited(world: World, *names: str) -> None:
 async def next_try_s(cared: Crew, ledger_id: int) -> float:
     """In how many seconds the worker tries a ledger again that it has failed at."""
     return cared.worker._paused[LedgerId(ledger_id)].again_at - cared.clock.now
+
+
+async def turn(world: World, name: BookieId, state: BookieState) -> None:
+    """A bookie that is registered tells of another state."""
+    registry = world._registries[name]
+    before = await registry.get(name)
+    assert before is not None
+    await registry.register(replace(before, state=state))
 
 
 @pytest.mark.parametrize("operation", ["create", "delete", "transaction"])
@@ -315,6 +324,29 @@ def test_bookie_that_comes_back_read_only_ends_the_pauses() -> None:
         assert await marked(world) == {}
 
     run_virtually(test, bookies=4)
+
+
+def test_bookie_that_has_room_again_ends_the_pauses() -> None:
+    """It was registered all the time, and read-only."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await closed(client)
+        (fragment,) = (await client.ledger_metadata(writer.ledger_id)).fragments
+        full = min(world.bookies.keys() - set(fragment.bookies))
+        await turn(world, full, BookieState.READ_ONLY)
+        await mark(client.store, LedgerId(writer.ledger_id), frozenset(fragment.bookies[:1]), 2)
+        await lose(world, fragment.bookies[0])
+        cared = await crew(world)
+        directory = cared.worker._client.context.directory
+        await cared.worker.run_pass()
+        assert set(await marked(world)) == {writer.ledger_id}, "there is no other bookie"
+        await turn(world, full, BookieState.WRITABLE)
+        await directory.refresh(all_again=True)
+        await cared.worker.run_pass()
+        assert await marked(world) == {}
+
+    run_virtually(test, bookies=5)
 
 
 def test_closed_ledger_that_names_a_bookie_found_lost_before_is_marked() -> None:

@@ -17,7 +17,7 @@ from spark_ledger.repair.nodes import PRIORITIES, Mark, mark_root
 from spark_ledger.repair.status import look
 from spark_ledger.types import BookieId, LedgerId
 from tests.unit.spark_ledger.client.world import World, run_virtually
-from tests.unit.spark_ledger.repair.test_checker import wipe
+from tests.unit.spark_ledger.repair.test_checker import closed, wipe
 from tests.unit.spark_ledger.repair.world import WORK, crew, give_cookies, lacking, lose
 
 
@@ -48,9 +48,7 @@ def test_mark_with_fewer_copies_left_does_not_keep_a_later_one_from_its_turn() -
     async def test(world: World) -> None:
         await give_cookies(world)
         client = await world.client()
-        writer = await client.create_ledger()
-        await writer.append(b"x")
-        await writer.close()
+        writer = await closed(client, count=1, sizes=(3, 3, 2))
         gone, *away = writer.metadata.last_fragment.bookies
         cared = await crew(world)
         for each in away:
@@ -76,10 +74,7 @@ def test_bookie_is_taken_out_although_its_ledger_had_holes_before() -> None:
     async def test(world: World) -> None:
         await give_cookies(world)
         client = await world.client()
-        writer = await client.create_ledger(ensemble_size=5, write_quorum=3, ack_quorum=2)
-        for _ in range(20):
-            await writer.append(b"x")
-        await writer.close()
+        writer = await closed(client, sizes=(5, 3, 2))
         first, second, dead, *_ = map(BookieId, writer.metadata.last_fragment.bookies)
         wipe(world, first, writer, 3)
         wipe(world, second, writer, 1)
@@ -100,10 +95,7 @@ def test_two_are_lost_and_there_is_room_for_one() -> None:
     async def test(world: World) -> None:
         await give_cookies(world)
         client = await world.client()
-        writer = await client.create_ledger()
-        for _ in range(20):
-            await writer.append(b"x")
-        await writer.close()
+        writer = await closed(client, sizes=(3, 3, 2))
         *lost, left = map(BookieId, writer.metadata.last_fragment.bookies)
         (spare,) = set(world.alive) - {*lost, left}
         for each in lost:
@@ -128,10 +120,7 @@ def test_lost_bookie_is_replaced_although_an_entry_of_another_one_is_nowhere(dam
     async def test(world: World) -> None:
         await give_cookies(world)
         client = await world.client()
-        writer = await client.create_ledger(ensemble_size=4, write_quorum=2, ack_quorum=2)
-        for _ in range(20):
-            await writer.append(b"x")
-        await writer.close()
+        writer = await closed(client, sizes=(4, 2, 2))
         first, second, third, _ = map(BookieId, writer.metadata.last_fragment.bookies)
         wipe(world, second, writer, damaged)  # which the first one has, or the third one
         cared = await crew(world)

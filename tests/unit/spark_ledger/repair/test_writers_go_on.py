@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
+from spark_ledger.client.ledger_client import LedgerClient
+from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.errors import BookieUnavailableError, LedgerError
 from spark_ledger.limits.repair import REPAIR_ASKS_AT_ONCE
 from spark_ledger.metadata.ledgers import LedgerStore
@@ -17,7 +20,15 @@ from spark_ledger.repair.worker import WorkerConfig
 from spark_ledger.types import BookieId, EntryId, Fragment
 from tests.unit.spark_ledger.client.world import World, run_virtually
 from tests.unit.spark_ledger.repair.test_worker import filled
-from tests.unit.spark_ledger.repair.world import contents, crew, give_cookies, lacking, lose, marked
+from tests.unit.spark_ledger.repair.world import (
+    Crew,
+    contents,
+    crew,
+    give_cookies,
+    lacking,
+    lose,
+    marked,
+)
 
 
 async def unregister(world: World, name: BookieId) -> None:
@@ -25,16 +36,34 @@ async def unregister(world: World, name: BookieId) -> None:
     await world._registries[name].deregister()
 
 
+async def begun_with(world: World) -> tuple[LedgerClient, LedgerWriter, Crew]:
+    """A client, a writer of it that has added some entries, and who repairs."""
+    await give_cookies(world)
+    client = await world.client()
+    return client, await filled(client), await crew(world)
+
+
+def before_opening(
+    monkeypatch: pytest.MonkeyPatch, cared: Crew, act: Callable[[bool], Awaitable[None]]
+) -> None:
+    """Act as the worker opens a ledger; it is told whether it only asks what is there."""
+    opener = cared.worker._client
+    real = opener.open_ledger
+
+    async def opened(*given: Any, **options: Any) -> Any:
+        await act(not options)
+        return await real(*given, **options)
+
+    monkeypatch.setattr(opener, "open_ledger", opened)
+
+
 def test_writer_that_adds_to_a_bookie_without_zookeeper_is_not_ended() -> None:
     """Its metadata stay the same all the time. Once it adds nothing it has its grace, and no
     more."""
 
     async def test(world: World) -> None:
-        await give_cookies(world)
-        client = await world.client()
-        writer = await filled(client)
+        client, writer, cared = await begun_with(world)
         name = writer.metadata.last_fragment.bookies[0]
-        cared = await crew(world)
         await unregister(world, name)
         for _ in range(100):
             await cared.passes(10)
@@ -61,21 +90,16 @@ def test_bookies_are_asked_again_that_did_not_say_what_was_there_at_first(
     """The time begins with the first answer; then they are asked once more, as it ends."""
 
     async def test(world: World) -> None:
-        await give_cookies(world)
-        client = await world.client()
-        writer = await filled(client)
-        cared = await crew(world)
-        opener, asked = cared.worker._client, 0
-        real = opener.open_ledger
+        client, writer, cared = await begun_with(world)
+        asked = 0
 
-        async def opened(*given: Any, **options: Any) -> Any:
+        async def silent_at_first(is_question: bool) -> None:
             nonlocal asked
-            asked += not options
-            if asked == 1 and not options:
+            asked += is_question
+            if asked == 1 and is_question:
                 raise BookieUnavailableError("for a moment")
-            return await real(*given, **options)
 
-        monkeypatch.setattr(opener, "open_ledger", opened)
+        before_opening(monkeypatch, cared, silent_at_first)
         await unregister(world, writer.metadata.last_fragment.bookies[0])
         for _ in range(39):
             await cared.passes(10)
@@ -90,21 +114,16 @@ def test_bookies_that_answer_late_end_no_writer_that_adds(monkeypatch: pytest.Mo
     """Until the time is over nobody says what is confirmed, so nobody can say that it grew."""
 
     async def test(world: World) -> None:
-        await give_cookies(world)
-        client = await world.client()
-        writer = await filled(client)
-        cared = await crew(world)
-        opener, asked = cared.worker._client, 0
-        real = opener.open_ledger
+        client, writer, cared = await begun_with(world)
+        asked = 0
 
-        async def opened(*given: Any, **options: Any) -> Any:
+        async def silent_for_long(is_question: bool) -> None:
             nonlocal asked
             asked += 1
-            if cared.clock.now < begun + 300.0 and not options:
+            if cared.clock.now < begun + 300.0 and is_question:
                 raise BookieUnavailableError("for a while")
-            return await real(*given, **options)
 
-        monkeypatch.setattr(opener, "open_ledger", opened)
+        before_opening(monkeypatch, cared, silent_for_long)
         begun = cared.clock.now
         await unregister(world, writer.metadata.last_fragment.bookies[0])
         for _ in range(60):
@@ -128,16 +147,16 @@ def test_copies_go_on_beside_open_ledgers_whose_bookies_do_not_answer(
         done = await filled(client)
         await done.close()
         cared = await crew(world)
-        opener, asking, most = cared.worker._client, 0, 0
+        asking, most = 0, 0
 
-        async def opened(*_given: Any, **_options: Any) -> Any:
+        async def dead(_is_question: bool) -> None:
             nonlocal asking, most
             asking, most = asking + 1, max(most, asking + 1)
             await asyncio.sleep(3.0)
             asking -= 1
             raise BookieUnavailableError("dead")
 
-        monkeypatch.setattr(opener, "open_ledger", opened)
+        before_opening(monkeypatch, cared, dead)
         name = done.metadata.last_fragment.bookies[0]
         every = [each.ledger_id for each in writers if name in all_names(each.metadata)]
         await lose(world, name)
@@ -158,11 +177,8 @@ def test_writer_that_has_just_replaced_a_bookie_has_its_grace() -> None:
     """What it adds there is confirmed later."""
 
     async def test(world: World) -> None:
-        await give_cookies(world)
-        client = await world.client()
-        writer = await filled(client)
+        client, writer, cared = await begun_with(world)
         first, second, third = writer.metadata.last_fragment.bookies
-        cared = await crew(world)
         await unregister(world, first)
         await cared.passes(250)
         stored = await LedgerStore(client.store).read(writer.ledger_id)

@@ -163,6 +163,16 @@ class FakeNaming:
         pass
 
 
+class FakeDeleting:
+    """Deletes ledgers of an owner."""
+
+    def __init__(self, owner: FakeLedgers) -> None:
+        self._owner = owner
+
+    async def delete(self, ledger_id: LedgerId, checks: Sequence[Operation] = ()) -> None:
+        await self._owner.delete_ledger(ledger_id, checks)
+
+
 class FakeLedgers:
     """Implements ``stream.ledgers.Ledgers``; public attributes steer it and count."""
 
@@ -206,6 +216,10 @@ class FakeLedgers:
     @property
     def naming(self) -> FakeNaming:
         return FakeNaming()
+
+    @property
+    def deletions(self) -> FakeDeleting:
+        return FakeDeleting(self)
 
     def has_bookies_for(self, ensemble_size: int) -> bool:
         return self.bookies >= ensemble_size

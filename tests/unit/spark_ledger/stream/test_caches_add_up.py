@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from spark_ledger.limits import KIB
+from spark_ledger.metadata.memory import MemoryMetadataStore
 from spark_ledger.stream.commit import commit_log
 from spark_ledger.stream.commit.commit_log import CommitLog
 from spark_ledger.stream.manifest import store
@@ -40,7 +41,7 @@ def test_pages_that_several_read_at_once_count_once(monkeypatch: pytest.MonkeyPa
 
     async def scenario() -> None:
         ledgers: Any = Pages()
-        nodes: Any = SimpleNamespace(name="s")
+        nodes: Any = SimpleNamespace(name="s", store=MemoryMetadataStore())
         pages = ManifestStore(ledgers, nodes, "id")
 
         async def read(ledger: int, entry: int) -> None:

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from spark_ledger.errors import ConflictError, MetadataRestoredError
+from spark_ledger.errors import MetadataRestoredError, RetryableError
 from spark_ledger.metadata.base import Operation
 from spark_ledger.stream.catalog import StreamCatalog
-from spark_ledger.stream.commit.sealer import Sealer
+from spark_ledger.stream.commit import sealer
 from spark_ledger.stream.model import Commit, Head, Retention
 from spark_ledger.stream.nodes import StreamNodes
-from spark_ledger.stream.packs.optimizer import Optimizer
+from spark_ledger.stream.packs.store import read_packs
 from spark_ledger.stream.retention import handle, search
 from spark_ledger.stream.retention.handle import StreamRetention
 from spark_ledger.stream.retention.rules import Hold
 from spark_ledger.stream.several import commit_to
 from spark_ledger.types import LedgerId, Versioned
-from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers, FakeNaming
+from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers, FakeNaming, FakeWriter
 from tests.unit.spark_ledger.stream.world import (
     SCHEMA,
     Backup,
@@ -55,30 +56,39 @@ class Overtaken:
         for name in names:
             await (await self.calm.open(name)).append(table(1))  # it is lost
 
-    async def restore(self) -> None:
-        """Once."""
+    async def restore(self, *, ids_given_again: int = 0) -> None:
+        """Once. So many ids of the ledgers that were made last are given again."""
         backup, self.backup = self.backup, None
         if backup is None:
             return
         backup.restore(self.mine)
+        assert len(self.ledgers.ledgers) >= 1, "those that it has lost are forgotten"
+        del self.ledgers.writers[len(self.ledgers.writers) - ids_given_again :]
         _, theirs = another(self.ledgers)
         for name in self.names:
             await (await theirs.open(name)).append(table(10, 3))
 
+    def restore_before(self, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Restore as ``mine`` makes its next ledger, or as it is about to name it: then another
+        has that id."""
+        create = self.mine.create_ledger
+
+        async def made(**options: Any) -> FakeWriter:
+            await self.restore()
+            return await create(**options)
+
+        async def operations(_naming: FakeNaming, *_: Any) -> list[Operation]:
+            await self.restore(ids_given_again=1)
+            return []
+
+        if step == "the ledger":
+            monkeypatch.setattr(self.mine, "create_ledger", made)
+        else:
+            monkeypatch.setattr(FakeNaming, "operations", operations)
+
     async def rows(self, name: str) -> list[int]:
         _, fresh = another(self.ledgers)
         return await numbers((await fresh.open(name)).read())
-
-
-def told_deletions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Which ledgers somebody deletes by their id from now on."""
-    deleted: list[int] = []
-
-    async def delete(_ledgers: FakeLedgers, ledger_id: int, *_: Any) -> None:
-        deleted.append(ledger_id)
-
-    monkeypatch.setattr(FakeLedgers, "delete_ledger", delete)
-    return deleted
 
 
 @pytest.mark.parametrize("names", ["a", "ab"])
@@ -249,61 +259,95 @@ def test_columns_that_others_have_added_over_a_new_connection_do_no_harm() -> No
     run(scenario())
 
 
-@pytest.mark.parametrize("at", ["create", "send"])
+@pytest.mark.parametrize("step", ["the look", "the ledger", "the transaction"])
 def test_commits_that_were_read_before_a_restore_are_not_sealed_behind_it(
-    at: str, monkeypatch: pytest.MonkeyPatch
+    step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The nodes of the commits that others have made since would go with it."""
+    """A leaf with lost commits would take the place of those that have their numbers now."""
+    small_manifests(monkeypatch, kept=0)
+    monkeypatch.setattr(sealer, "SEAL_EVERY", 1000)
 
     async def scenario() -> None:
-        small_manifests(monkeypatch)
-        world, made = Overtaken(), list[LedgerId]()
-        deleted = told_deletions(monkeypatch)
-        await world.begin("a")
-        mine = await world.streams.open("a")
-        write = Sealer._write
-
-        async def restored(sealer: Sealer, make: Any) -> LedgerId:
-            if at == "create":
+        world = Overtaken()
+        await world.begin("s")
+        mine = await world.streams.open("s")
+        with monkeypatch.context() as patch:
+            world.restore_before(step, patch)
+            if step == "the look":
+                assert await numbers(mine.read()) == [0, 1]
                 await world.restore()
-            made.append(await write(sealer, make))
-            if at == "send":
-                await world.restore()
-            return made[-1]
-
-        monkeypatch.setattr(Sealer, "_write", restored)
-        for n in (2, 3):
-            await mine.append(table(n))
-        await mine.close()
-        assert made and world.backup is None
-        assert await world.rows("a") == [0, 10, 11, 12]
-        assert not deleted, "somebody else may have the id"
+            with pytest.raises(MetadataRestoredError) if step == "the look" else nullcontext():
+                await mine._committer.sealer.seal(2)
+        assert world.backup is None, "it was restored meanwhile"
+        assert await world.rows("s") == [0, 10, 11, 12]
+        fresh = await another(world.ledgers)[1].open("s")
+        await fresh._committer.sealer.seal(2)
+        assert await fresh.sealed_commits() == 2
+        assert await world.rows("s") == [0, 10, 11, 12]
 
     run(scenario())
 
 
-def test_rows_of_lost_commits_are_not_named_as_the_pack_of_others(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("is_sealed_again", [True, False])
+def test_root_that_a_restore_has_lost_is_not_gone_on_with(
+    is_sealed_again: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """All commits are there still, so none tells. The ledger of its leaf is not."""
+    small_manifests(monkeypatch, kept=0, fan_out=10)
+    monkeypatch.setattr(sealer, "SEAL_EVERY", 1000)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        first = await StreamCatalog(ledgers).create("s", SCHEMA)
+        await first.append(table(0))
+        await first.append(table(1))
+        connected, streams = another(ledgers)
+        mine = await streams.open("s")
+        assert await numbers(mine.read()) == [0, 1]
+        backup = Backup(ledgers)
+        await mine._committer.sealer.seal(2)
+        backup.restore(connected)
+        theirs = await another(ledgers)[1].open("s")
+        if is_sealed_again:
+            await theirs._committer.sealer.seal(2)
+        await theirs.append(table(2))
+        await theirs.append(table(3))
+        assert (await mine._log.manifests.root()).sealed == (2 if is_sealed_again else 0)
+        assert await numbers(mine.read()) == [0, 1, 2, 3]
+        await mine._committer.sealer.seal(4)
+        fresh = await another(ledgers)[1].open("s")
+        assert await fresh.sealed_commits() == 4
+        assert await numbers(fresh.read()) == [0, 1, 2, 3]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("step", ["the ledger", "the transaction"])
+def test_commits_that_were_read_before_a_restore_are_not_packed_behind_it(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once the former ledgers are given back, only the pack would have these commits."""
+
     async def scenario() -> None:
         world = Overtaken()
-        mine = await world.streams.create("a", SCHEMA)
-        await mine.append(table(0))
-        await mine.retention.allow_packs()
-        deleted = told_deletions(monkeypatch)
-        world.backup, world.names = Backup(world.ledgers), ("a",)
-        await mine.append(table(1))
-        write = Optimizer._write
-
-        async def restored(optimizer: Optimizer, *words: Any) -> Any:
-            await world.restore()
-            return await write(optimizer, *words)
-
-        monkeypatch.setattr(Optimizer, "_write", restored)
-        with pytest.raises(ConflictError, match="the connection to the metadata store broke"):
-            await mine.optimizer.run_all(entries_min=2)
-        assert await world.rows("a") == [0, 10, 11, 12]
-        assert not deleted, "somebody else may have the id"
+        await world.begin("s")
+        calm = await world.calm.open("s")
+        await calm.append(table(2))
+        await calm.retention.allow_packs()
+        world.backup = Backup(world.ledgers)
+        await calm.append(table(3))  # it is lost, and its ledger is not
+        mine = await world.streams.open("s")
+        with monkeypatch.context() as patch:
+            world.restore_before(step, patch)
+            with pytest.raises(RetryableError, match="the connection to the metadata store broke"):
+                await mine.optimizer.run_all(entries_min=1)
+        assert world.backup is None, "it was restored meanwhile"
+        assert (world.mine.appends == 0) == (step == "the ledger"), "nothing is copied for nothing"
+        fresh = await another(world.ledgers)[1].open("s")
+        assert (await read_packs(fresh._nodes)).value.packs == ()
+        assert await world.rows("s") == [0, 1, 2, 10, 11, 12]
+        (packed,) = await fresh.optimizer.run_all(entries_min=1)
+        assert packed.pack is not None
 
     run(scenario())
 
@@ -323,25 +367,5 @@ def test_commit_says_which_ledgers_of_their_ids_it_means(monkeypatch: pytest.Mon
         commit = await stream.append(table(0))
         (segment,) = commit.segments
         assert said == [{(segment.ledger_id, b"%016d" % segment.ledger_id)}]
-
-    run(scenario())
-
-
-def test_root_of_manifests_that_went_back_is_read_behind_a_new_connection(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def scenario() -> None:
-        small_manifests(monkeypatch)
-        ledgers = FakeLedgers()
-        connected, streams = another(ledgers)
-        mine = await streams.create("a", SCHEMA)
-        backup = Backup(ledgers)
-        for n in range(4):
-            await mine.append(table(n))
-        await mine.close()
-        manifests = mine._committer.log.manifests
-        assert (await manifests.read_root()).sealed == 2
-        backup.restore(connected)
-        assert (await manifests.read_root()).sealed == 0
 
     run(scenario())

@@ -147,6 +147,33 @@ def test_reader_that_comes_behind_the_close_is_not_kept_waiting(has_begun: bool)
     assert ended()
 
 
+def test_reader_that_asks_beside_the_close_is_not_kept_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The close comes from another thread, as late as it can before the reader has asked."""
+
+    class Asked:
+        def __init__(self, rows: TakenRows) -> None:
+            self._rows, self._inner = rows, rows._asked
+
+        def put(self, answer: Any) -> None:
+            monkeypatch.setattr(self._rows, "_asked", self._inner)
+            self._rows.close()
+            self._inner.put(answer)
+
+    async def scenario() -> None:
+        with taken_rows(table(n) for n in range(3)) as rows:
+            assert isinstance(rows, TakenRows)
+            assert (await anext(rows)).num_rows == 1
+            monkeypatch.setattr(rows, "_asked", Asked(rows))
+            with pytest.raises(asyncio.CancelledError):
+                async with asyncio.timeout(WAIT_S):
+                    await anext(rows)
+
+    run(scenario())
+    assert ended()
+
+
 def test_append_that_fails_ends_the_thread_although_its_error_is_kept(
     connection: StreamConnection,
 ) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from bookie_server.storage.blocks import encode_run
 from bookie_server.storage.journal.waiting import RunPlace
+from bookie_server.storage.ledgers.entry_log import log_ids, log_path
 from bookie_server.storage.ledgers.write_cache import CachedRun, WriteCache
 from spark_ledger.types import NO_ENTRY, BookieStatus, EntryId, LedgerId
 from tests.unit.bookie_server.storage.ledgers.test_compaction import (
+    EVEN,
     compact,
     delete,
     files_of,
@@ -24,6 +28,31 @@ from tests.unit.bookie_server.storage.support import (
 )
 
 CONFIG = small_config(entry_log_bytes=5300, write_once_bytes=0)
+
+
+@pytest.mark.parametrize("deleted", [(2, 4), (2, 4, 6)])
+def test_log_that_is_read_until_it_goes_is_not_kept_open_by_the_bookie(
+    deleted: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has found its row a moment ago opens it as late as can be: it would take its space
+    for as long as the bookie runs."""
+    machine = Machine(formatted(), CONFIG)
+    mixed(machine)
+    files, reader = files_of(machine), machine.bookie._storage._stores[0]._reader
+    real, removed = files.remove, list[int]()
+
+    def remove(path: Path) -> None:
+        for log_id in log_ids(files, EVEN):
+            if path == log_path(EVEN, log_id):
+                reader.open_log(log_id)
+                removed.append(log_id)
+        real(path)
+
+    delete(machine, *deleted)
+    monkeypatch.setattr(files, "remove", remove)
+    compact(machine)
+    assert removed == [1, 2, 3]
+    assert reader._files.keys() <= set(log_ids(files, EVEN))
 
 
 def test_id_of_a_log_that_is_gone_is_not_used_again_after_a_restart() -> None:

@@ -172,3 +172,12 @@ def test_what_a_freeze_had_to_leave_does_not_make_the_cache_full() -> None:
     assert cache.is_full(ONE), "what is new counts"
     cache.forget(frozenset({LedgerId(1)}))
     assert cache.active_bytes == cache.fresh_bytes == 0, "what was left is gone, too"
+
+
+def test_run_for_which_there_is_no_room_is_a_bug_and_is_not_kept() -> None:
+    cache = WriteCache()
+    room_bytes = cache.add(cached(1, [0]), 1)
+    with pytest.raises(AssertionError, match="an add waits until there is room"):
+        cache.add(cached(1, [1]), room_bytes)
+    assert cache.run_count == 1
+    assert cache.add(cached(1, [1]), room_bytes + 1) > room_bytes

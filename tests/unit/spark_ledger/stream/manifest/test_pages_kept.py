@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from spark_ledger.limits import KIB
+from spark_ledger.metadata.memory import MemoryMetadataStore
 from spark_ledger.stream.manifest import store
 from spark_ledger.stream.manifest.store import ManifestStore
 from tests.unit.spark_ledger.stream.world import run
@@ -34,7 +35,7 @@ def test_pages_kept_are_bounded_by_bytes(monkeypatch: pytest.MonkeyPatch) -> Non
     async def scenario() -> None:
         ledger = Ledger(2 * KIB)
         ledgers: Any = ledger
-        nodes: Any = SimpleNamespace(name="s")
+        nodes: Any = SimpleNamespace(name="s", store=MemoryMetadataStore())
         pages = ManifestStore(ledgers, nodes, "id")
 
         async def read(entry: int) -> None:

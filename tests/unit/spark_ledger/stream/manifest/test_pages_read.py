@@ -11,6 +11,7 @@ import pytest
 from spark_ledger.errors import CorruptionError, DataLossError, NoSuchStreamError
 from spark_ledger.limits import KIB
 from spark_ledger.metadata.ledgers import ledger_path
+from spark_ledger.metadata.memory import MemoryMetadataStore
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.manifest import store, tree
 from spark_ledger.stream.manifest.format import encode_index, encode_leaf
@@ -47,7 +48,7 @@ class Pages:
 
 def manifests(pages: Pages) -> ManifestStore:
     ledgers: Any = pages
-    nodes: Any = SimpleNamespace(name="s")
+    nodes: Any = SimpleNamespace(name="s", store=MemoryMetadataStore())
     return ManifestStore(ledgers, nodes, "id")
 
 

@@ -100,6 +100,7 @@ def test_pack_is_named_for_a_second_while_others_change_the_nodes_of_the_stream(
         ledger = await ledgers.create_ledger()
         pack = Pack(0, 6, 0, 12, ledger.ledger_id, entries=1, rows=12, size_bytes=100)
         change, loop, left = ledgers.store.transaction, asyncio.get_running_loop(), refusals
+        reading = OneConnection(ledgers.store)
 
         async def refused(operations: Sequence[Operation]) -> None:
             nonlocal left
@@ -111,11 +112,11 @@ def test_pack_is_named_for_a_second_while_others_change_the_nodes_of_the_stream(
         ledgers.store.transaction = refused  # type: ignore[method-assign]
         began = loop.time()
         if refusals < 20:
-            assert await stream.optimizer._name(pack, OneConnection(ledgers.store))
+            assert await stream.optimizer._name(pack, reading)
             assert packs_of(ledgers).packs == (pack,)
         else:
             with pytest.raises(RetryableError, match="keep changing"):
-                await stream.optimizer._name(pack, OneConnection(ledgers.store))
+                await stream.optimizer._name(pack, reading)
             assert not ledgers.ledgers
         return loop.time() - began
 
