@@ -132,6 +132,11 @@ class LedgerWriter:
         return self._machine.metadata.ledger_id
 
     @property
+    def incarnation(self) -> bytes:
+        """What tells the ledger from another of its id."""
+        return self._machine.metadata.incarnation
+
+    @property
     def metadata(self) -> LedgerMetadata:
         """The metadata as this writer last wrote or read them."""
         return self._machine.metadata

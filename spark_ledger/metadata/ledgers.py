@@ -120,7 +120,8 @@ class LedgerStore:
         if metadata.owner:
             operations.append(Create(id_path(OPEN_PATH, metadata.ledger_id), b""))
         if until_named:
-            operations.append(Create(id_path(UNNAMED_PATH, metadata.ledger_id), b""))
+            unnamed = id_path(UNNAMED_PATH, metadata.ledger_id)
+            operations.append(Create(unnamed, metadata.incarnation))
         unknown = f"ledger {metadata.ledger_id} may or may not have been created"
         for attempt in range(METADATA_ATTEMPTS):
             try:

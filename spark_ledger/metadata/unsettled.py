@@ -2,7 +2,9 @@
 
 ``unsettled/open/00/0000/L0001``     exists while the ledger is not closed
 ``unsettled/unnamed/00/0000/L0001``  exists until a transaction has named the ledger: a commit of
-                                     its stream, or another that makes it part of something
+                                     its stream, or another that makes it part of something;
+                                     its data are the ledger's incarnation, or empty by an older
+                                     version: who names it sees which ledger of the id it is
 
 Both are made in one transaction with the ledger. The first goes in the transaction that closes the
 ledger, the second in the one that names it. So whoever looks for ledgers of dead writers reads what

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Final, Protocol
 
@@ -36,6 +36,10 @@ class OpenLedger(Protocol):
 
     @property
     def ledger_id(self) -> LedgerId: ...
+
+    @property
+    def incarnation(self) -> bytes:
+        """What tells it from another ledger of its id, which a restored store may give again."""
 
     @property
     def last_add_pushed(self) -> EntryId: ...
@@ -75,8 +79,11 @@ class LedgerNaming(Protocol):
     def unsettled(self, ledger_ids: Iterable[LedgerId]) -> list[LedgerId]:
         """Those of the ledgers that are not known to be named, each once."""
 
-    async def operations(self, ledger_ids: Sequence[LedgerId]) -> list[Operation]:
-        """The parts of the transaction for these ledgers; it fails if one was deleted."""
+    async def operations(
+        self, ledger_ids: Sequence[LedgerId], whose: Collection[tuple[LedgerId, bytes]] = ()
+    ) -> list[Operation]:
+        """The parts of the transaction for these ledgers; it fails if one was deleted. Raises
+        MetadataRestoredError if one is not of the incarnation that ``whose`` says."""
 
     def checks(self, ledger_ids: Iterable[LedgerId]) -> list[Operation]:
         """The parts of a transaction that fail with NotFoundError if one was deleted."""

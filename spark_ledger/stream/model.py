@@ -253,6 +253,8 @@ class Segment:
     another, ``written_version`` has the one that the entries name (rule T19).
 
     ``statistics`` None: nothing is known of its times and keys (rule T28).
+
+    ``incarnation`` is that of its ledger, until it is in a commit; empty: nobody said.
     """
 
     number: int
@@ -266,6 +268,7 @@ class Segment:
     written_version: int | None = None
     new_schema: pa.Schema | None = None
     statistics: Statistics | None = None
+    incarnation: bytes = field(default=b"", compare=False, repr=False)
 
     def __post_init__(self) -> None:
         reason = segment_error(

@@ -133,6 +133,7 @@ class _OpenSegment:
             schema_version=self.schema_version,
             entry_rows=tuple(self.entry_rows),
             new_schema=self.new_schema,
+            incarnation=self.ledger.incarnation,
             statistics=of_entries([self.facts]),
         )
 

@@ -47,8 +47,8 @@ def parse() -> argparse.Namespace:
         "--only",
         metavar="OPTION",
         default="",
-        choices=["", *Options.__struct_fields__],
-        help="only schedules that draw this option, as repairers, restores or drops",
+        choices=["", *Options.__struct_fields__, "restores+stream"],
+        help="only schedules that draw this option, as repairers, restores or restores+stream",
     )
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: 2)")
     parser.add_argument("--json", type=Path, help="write the totals to this file")

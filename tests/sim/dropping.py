@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final
 
-from spark_ledger.errors import DataLossError, LedgerError, NotFoundError
-from spark_ledger.keeper.keeper import Keeper
+from spark_ledger.errors import (
+    DataLossError,
+    LedgerError,
+    MetadataRestoredError,
+    NotFoundError,
+)
 from spark_ledger.keeper.nodes import CLOCK_PATH, KeeperClock
 from spark_ledger.lab.simulation.loop import Process, current_process
 from spark_ledger.limits.keeper import CLOCK_CATCH_UP
 from spark_ledger.metadata.json_nodes import decode_node
 from spark_ledger.metadata.ledgers import ledger_path
-from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.format.codec import decode_commit, decode_config, decode_head
 from spark_ledger.stream.manifest.format import decode_root
 from spark_ledger.stream.model import Commit, Head, Retention
@@ -42,7 +45,6 @@ if TYPE_CHECKING:
 _COMMIT_PATH: Final = re.compile(rf"streams/{NAME}/commits/\d+/(\d+)")
 _LEDGER_PATH: Final = re.compile(r"ledgers/(\d{2})/(\d{4})/L(\d{4})")
 _FASTEST_CLOCK: Final = 1.25
-_SETTLES_S: Final = 60.0
 
 Pair = tuple[str, int]
 
@@ -74,6 +76,12 @@ class Drops:
         """When each keeper has last read its clocks: there it asks what is written down."""
         self._counts_from: dict[Process, tuple[float, int | None]] = {}
         """When it first did so, and what it found."""
+        self.restored_at = 0
+        """How many events there were when ZooKeeper was restored; 0: it was not."""
+        self._deleted: set[LedgerId] = set()
+        """Since then: another one may have the id."""
+        self.kept = 0
+        """The commits below are those that the backup had."""
 
     @property
     def earliest(self) -> int:
@@ -119,6 +127,36 @@ class Drops:
         if path == CLOCK_PATH:
             time_ms = None if data is None else _time_of(data)
             self._counts_from.setdefault(process, (self._looked_at[process], time_ms))
+
+    def restored(self, nodes: Mapping[str, bytes], events: int) -> None:
+        """All is as these nodes of a backup say: what came after them is lost."""
+        head, holds, packs, root = (
+            nodes.get(f"streams/{NAME}/{name}") for name in ("head", "holds", "packs", "manifests")
+        )
+        self.head = None if head is None else decode_head(head, "head")
+        self.restored_at, self.kept = events, 0 if self.head is None else self.head.next_commit
+        self.commits = {each: self.commits[each] for each in self.commits if each < self.kept}
+        self._read = {each: self._read[each] for each in self._read if each < self.kept}
+        self.packs = Packs() if packs is None else decode_packs(packs, "packs")
+        self._holds = () if holds is None else decode_holds(holds, "holds")
+        self._given_back = 0 if root is None else decode_root(root, "manifests").dropped
+        self._dropped_at = [each for each in self._dropped_at if each[1] <= self.earliest]
+        self._ignored_to = min(self._ignored_to, self.earliest)
+        self._deleted.clear()
+        if CLOCK_PATH not in nodes:
+            self._clocks.clear()
+
+    @property
+    def is_collected(self) -> bool:
+        """Whether the backup may name what was deleted since, and bookies have collected."""
+        return self.restored_at > 0 and self._world.options.collects
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether dropped rows may stay: a ledger may be open for ever, as bookies refuse it."""
+        metadata = (each.metadata for each in self._world.invariants.ledgers.values())
+        is_open = any(each and not each.is_closed for each in metadata)
+        return self.is_collected or (self.restored_at > 0 and is_open)
 
     # -- each step ---------------------------------------------------------------------------------
 
@@ -180,13 +218,14 @@ class Drops:
             if number >= self.earliest:
                 self._violate("T17", f"ledger {ledger_id} of commit {number} is deleted")
         after = [at for at, number in self._dropped_at if number > max(needing, default=-1)]
-        if needing and after:
+        if needing and after and ledger_id not in self._deleted:
             passed_s, least_s = self._world.loop.now - after[0], self._surely_there_s(max(needing))
             if passed_s < least_s:
                 text = f"ledger {ledger_id} is deleted {passed_s:.3f} s after its rows"
                 self._violate("K8", text)
             is_early = passed_s < self._config.dropped_grace_s / _FASTEST_CLOCK
             self._world.counts["ledgers deleted within the grace"] += is_early
+        self._deleted.add(ledger_id)
         self._world.counts["ledgers of streams deleted"] += 1
         if not needing and any(_names(each, ledger_id) for each in self.commits.values()):
             self._world.counts["former ledgers of packs deleted"] += 1
@@ -240,12 +279,14 @@ class Drops:
         if dropped == self._given_back:
             return
         self._given_back = dropped
+        if self.is_collected:
+            return
         live: set[int] = set()
         gone: set[int] = set()
         for number, commit in self.commits.items():
             named = {each.ledger_id for each in commit.segments}
             (live if number >= dropped else gone).update(named)
-        for ledger_id in sorted(gone - live):
+        for ledger_id in sorted(gone - live - self._deleted):
             if self._is_there(ledger_id):
                 text = f"ledger {ledger_id} is there, of commits below {dropped} only"
                 self._violate("T18", text)
@@ -302,6 +343,8 @@ class Drops:
 
     def check_missing(self, who: str, first: int, error: LedgerError, *, planned: bool) -> None:
         """A reader of commits from one on was told that rows are gone: some must be."""
+        if self.is_collected:
+            return
         cut = [at for at, number in self._dropped_at if number > first]
         if not cut:
             self._violate("T17", f"{who} cannot read commit {first}, which is there: {error}")
@@ -334,6 +377,8 @@ class DropClient(StreamClient):
                 self.world.fault("truncation", self.name)
             try:
                 await work(self, stream)
+            except MetadataRestoredError:
+                stream = await self.opened_anew(stream)
             except LedgerError as error:
                 self.world.say(f"{self.name} {work.__name__}: {type(error).__name__}: {error}")
         await stream.close()
@@ -397,11 +442,20 @@ class DropReaderClient(StreamClient):
         stream = await self.open_stream()
         for _ in range(self.draw.randint(4, 10)):
             await asyncio.sleep(self.draw.uniform(0.05, 0.4))
+            self._history = self._which_history()
             try:
                 await (self._read if self.draw.random() < 0.5 else self._plan)(stream)
+            except MetadataRestoredError:
+                stream = await self.opened_anew(stream)
             except LedgerError as error:
                 self.world.say(f"{self.name}: {type(error).__name__}: {error}")
         await stream.close()
+
+    def _which_history(self) -> int:
+        """In which history of ZooKeeper it is; a negative number: nobody can tell."""
+        zookeeper, restored_at = self.world.zookeeper, self.drops.restored_at
+        is_between = zookeeper.restoring or self.name in zookeeper.returning
+        return -1 - restored_at if is_between else restored_at
 
     async def _read(self, stream: Stream) -> None:
         """From the beginning to the end, as both are found."""
@@ -438,45 +492,9 @@ class DropReaderClient(StreamClient):
         except LedgerError as error:
             says_gone = isinstance(error, DataLossError | NotFoundError)
             options = self.world.options
-            if says_gone and not (options.stale_reads or self.world.is_beyond_tolerance):
+            judges = self._history == self._which_history() >= 0
+            if says_gone and judges and not (options.stale_reads or self.world.is_beyond_tolerance):
                 self.drops.check_missing(self.name, first, error, planned=planned)
             raise
-        self.drops.check_read(self.name, texts, since, until)
-
-
-class LastKeeper(StreamClient):
-    """A keeper that comes when all is quiet, and gives back whatever was dropped."""
-
-    def __init__(self, world: World, name: str, plan: StreamPlan) -> None:
-        super().__init__(world, name, plan)
-        self.start(self._run())
-
-    async def _run(self) -> None:
-        client, stop = await self.connect(), asyncio.Event()
-        keeper = Keeper(client, config_of(self.world))
-        working = asyncio.get_running_loop().create_task(keeper.run(stop))
-        loop, left = asyncio.get_running_loop(), "it did not come that far"
-        until_s = loop.time() + _SETTLES_S
-        while left and loop.time() < until_s:
-            await asyncio.sleep(0.5)
-            left = await self._left(StreamCatalog(client))
-        stop.set()
-        await working
-        if left and not self.world.is_beyond_tolerance:
-            text = f"dropped rows are there after {_SETTLES_S:.0f} s: {left}"
-            self.world.violate("retention", "T18", text)
-
-    async def _left(self, streams: StreamCatalog) -> str:
-        """What is still to do; "" for nothing."""
-        try:
-            stream = await streams.open(NAME)
-            extent = await stream.retention.extent()
-            await stream.close()
-        except NotFoundError:
-            return ""  # nobody could make it
-        except LedgerError as error:
-            return f"{type(error).__name__}: {error}"
-        dropped, earliest = extent.dropped_commits, extent.head.earliest_commit
-        if any(pack.end <= dropped for pack in self.drops.packs.packs):
-            return f"a pack of commits below {dropped} is there"
-        return "" if dropped >= earliest else f"{dropped} of {earliest} commits are given back"
+        if self._history == self._which_history() >= 0:
+            self.drops.check_read(self.name, texts, since, until)

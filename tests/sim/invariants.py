@@ -60,8 +60,9 @@ class Invariants(Witness):
         truth = self.ledgers.get(ledger_id)
         if truth is None:
             truth = self.ledgers[ledger_id] = LedgerTruth()
+            options = self._world.options
             # Its writers make several ledgers, also with ids that they had before the restore.
-            truth.disturbed = self._world.options.overtakes
+            truth.disturbed = options.restores and (options.overtakes or options.stream is not None)
         return truth
 
     def restored(self, nodes: Mapping[str, bytes]) -> None:

@@ -10,11 +10,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from spark_ledger.client.ledger_client import LedgerClient
+from spark_ledger.errors import LedgerError, NotFoundError
 from spark_ledger.keeper.config import KeeperConfig
 from spark_ledger.keeper.keeper import Keeper
+from spark_ledger.stream.catalog import StreamCatalog
 from tests.sim.serving import ServiceClient
+from tests.sim.streams import NAME, StreamClient
 
 if TYPE_CHECKING:
+    from tests.sim.options import StreamPlan
     from tests.sim.world import World
 
 CONFIG: Final = KeeperConfig(
@@ -28,6 +32,7 @@ _GRACES_S: Final = (0.0, 0.0, 1.0)
 _GRACES_OF_RACES_S: Final = (0.0, 1.0)
 _AUDIT_S: Final = 0.2
 _OPTIMIZE_S: Final = 0.2
+_SETTLES_S: Final = 60.0
 
 
 def config_of(world: World) -> KeeperConfig:
@@ -64,3 +69,41 @@ class KeeperClient(ServiceClient):
         counts["ledgers that a keeper recovered"] += done["recovered"]
         counts["ledgers that an audit deleted"] += done["audited"]
         counts["packs that a keeper made"] += self._keeper.packed
+
+
+class LastKeeper(StreamClient):
+    """A keeper that comes when all is quiet, and gives back whatever was dropped."""
+
+    def __init__(self, world: World, name: str, plan: StreamPlan) -> None:
+        super().__init__(world, name, plan)
+        self.start(self._run())
+
+    async def _run(self) -> None:
+        client, stop = await self.connect(), asyncio.Event()
+        keeper = Keeper(client, config_of(self.world))
+        working = asyncio.get_running_loop().create_task(keeper.run(stop))
+        loop, left = asyncio.get_running_loop(), "it did not come that far"
+        until_s = loop.time() + _SETTLES_S
+        while left and loop.time() < until_s:
+            await asyncio.sleep(0.5)
+            left = await self._left(StreamCatalog(client))
+        stop.set()
+        await working
+        if left and not (self.world.is_beyond_tolerance or self.drops.is_stopped):
+            text = f"dropped rows are there after {_SETTLES_S:.0f} s: {left}"
+            self.world.violate("retention", "T18", text)
+
+    async def _left(self, streams: StreamCatalog) -> str:
+        """What is still to do; "" for nothing."""
+        try:
+            stream = await streams.open(NAME)
+            extent = await stream.retention.extent()
+            await stream.close()
+        except NotFoundError:
+            return ""  # nobody could make it
+        except LedgerError as error:
+            return f"{type(error).__name__}: {error}"
+        dropped, earliest = extent.dropped_commits, extent.head.earliest_commit
+        if any(pack.end <= dropped for pack in self.drops.packs.packs):
+            return f"a pack of commits below {dropped} is there"
+        return "" if dropped >= earliest else f"{dropped} of {earliest} commits are given back"

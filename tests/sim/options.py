@@ -232,7 +232,8 @@ def draw_options(seed: int) -> Options:
     )
     options = _with_later_options(_with_keepers(options), seed)
     # By this name the draw leaves the seeds alone that found something before.
-    if options.restores and random.Random(f"overtakes 24 {seed}").random() < 0.3:
+    overtakes = options.restores and options.stream is None
+    if overtakes and random.Random(f"overtakes 24 {seed}").random() < 0.3:
         # Alone: a ledger of the stream may get the id of one that was lost, whose readers read on.
         options = msgspec.structs.replace(options, overtakes=True, ledgers=())
     return options
@@ -240,6 +241,10 @@ def draw_options(seed: int) -> Options:
 
 def _with_later_options(options: Options, seed: int) -> Options:
     """What came later has draws of its own: other seeds stay as they were."""
+    restores = random.Random(f"restores with streams 1 {seed}")
+    if restores.random() < 0.25 and options.drops:
+        # Without ledgers beside it, whose readers read on as a ledger of the stream gets their id.
+        options = msgspec.structs.replace(options, restores=True, ledgers=())
     stream = options.stream
     racks = random.Random(f"rack loss {seed}")
     if racks.random() < 0.04 and stream is None and not options.rot:

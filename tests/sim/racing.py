@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from spark_ledger.errors import LedgerError, NoSuchLedgerError
+from spark_ledger.errors import LedgerError, MetadataRestoredError, NoSuchLedgerError
 from spark_ledger.lab.simulation.loop import Process
 from spark_ledger.stream.model import Commit, Segment
 from spark_ledger.stream.stream import Stream
@@ -71,6 +71,8 @@ class RaceClient(StreamClient):
             await asyncio.sleep(self.draw.uniform(0.0, 0.2))
             try:
                 await (self._name_again(stream) if self._names else self._hold(stream))
+            except MetadataRestoredError:
+                stream = await self.opened_anew(stream)
             except LedgerError as error:
                 self.world.say(f"{self.name}: {type(error).__name__}: {error}")
         await stream.close()

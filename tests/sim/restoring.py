@@ -12,6 +12,7 @@ import functools
 import random
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from spark_ledger.cli.restoring import accept_restored
@@ -26,6 +27,7 @@ from tests.sim.clients import Client, WriterClient
 from tests.sim.zookeeper import Backup, SimStore
 
 if TYPE_CHECKING:
+    from tests.sim.dropping import Drops
     from tests.sim.node import BookieNode
     from tests.sim.world import World
 
@@ -83,9 +85,14 @@ class Restorer:
             work()
 
     def _back_up(self) -> None:
+        drops = self.world.drops
+        if drops is not None and (drops.head is None or self.draw.random() < 0.8):
+            self._later(0.1, self._back_up)  # once there is a stream, and perhaps a while later
+            return
         self._backup = self.world.zookeeper.tree.back_up()
         self.world.say("a backup of ZooKeeper is taken")
-        self._later(self.draw.choice([0.1, 0.3, 1.0]) * self.draw.uniform(0.2, 1.5), self._go_down)
+        after_s = self.draw.choice([0.1, 0.3, 1.0]) * self.draw.uniform(0.2, 1.5)
+        self._later(after_s * (1.0 if drops is None else 2.0), self._go_down)
 
     def _go_down(self) -> None:
         self.world.zookeeper.restoring = True
@@ -102,6 +109,8 @@ class Restorer:
         last = world.options.sessions_last
         zookeeper.restore(self._backup, shows=shows, sessions_last=last)
         world.invariants.restored(self._backup.data())
+        if world.drops is not None:
+            world.drops.restored(self._backup.data(), len(world.history))
         if self._forgetting.random() < 0.5:  # readers remember: what they read is compared
             for client in world.clients:
                 if isinstance(client, WriterClient):
@@ -181,6 +190,24 @@ def without(history: History, ledger_ids: frozenset[int]) -> History:
     """The history without the operations on these ledgers."""
     left_out = {event.operation for event in history.events if event.ledger_id in ledger_ids}
     return History(event for event in history.events if event.operation not in left_out)
+
+
+def without_lost_commits(history: History, drops: Drops) -> History:
+    """The history as a restored stream has it: a commit that was acknowledged before, and that the
+    backup does not have, may be there or not."""
+    lost = {
+        operation.number
+        for operation in history.operations("commit")
+        if operation.began < drops.restored_at
+        and operation.end is not None
+        and operation.end.commit >= drops.kept
+    }
+    return History(
+        replace(event, phase=Phase.UNKNOWN)
+        if event.operation in lost and event.phase is Phase.OK
+        else event
+        for event in history.events
+    )
 
 
 def check_disturbed(

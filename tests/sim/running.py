@@ -127,14 +127,20 @@ def run_many(
 
 
 def seeds_with(option: str, first: int) -> Iterator[int]:
-    """The seeds from ``first`` on that draw an option. Raises ValueError if there is none."""
-    if option and option not in Options.__struct_fields__:
-        raise ValueError(
-            f"{option!r} is no option of a schedule: {', '.join(Options.__struct_fields__)}"
-        )
-    return (
-        seed for seed in itertools.count(first) if not option or getattr(draw_options(seed), option)
-    )
+    """The seeds from ``first`` on that draw an option, or several, as in ``restores+stream``.
+    Raises ValueError if there is none of the name."""
+    names = option.split("+") if option else []
+    for name in names:
+        if name not in Options.__struct_fields__:
+            raise ValueError(
+                f"{name!r} is no option of a schedule: {', '.join(Options.__struct_fields__)}"
+            )
+
+    def is_drawn(seed: int) -> bool:
+        drawn = draw_options(seed) if names else None
+        return all(getattr(drawn, name) for name in names)
+
+    return filter(is_drawn, itertools.count(first))
 
 
 def _parts(tasks: list[list[int]], jobs: int) -> Iterator[Totals]:

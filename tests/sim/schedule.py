@@ -39,10 +39,10 @@ from tests.history.final import FinalLedger, FinalStream
 from tests.history.violation import Violation
 from tests.sim.base import Step
 from tests.sim.clients import Client, read_all
-from tests.sim.dropping import LastKeeper
+from tests.sim.keepers import LastKeeper
 from tests.sim.nemesis import Nemesis
 from tests.sim.options import Options, options_of
-from tests.sim.restoring import check_disturbed, owners_gone, without
+from tests.sim.restoring import check_disturbed, owners_gone, without, without_lost_commits
 from tests.sim.streams import AppendClient, judge_stream
 from tests.sim.world import World
 
@@ -284,12 +284,16 @@ class _Run:
                 text = f"ledger {ledger.ledger_id} after healing: {ledger.unreadable}"
                 world.violate("I13", "unreadable", text)
         history = without(world.history, disturbed) if disturbed else world.history
+        if world.drops is not None:
+            history = without_lost_commits(history, world.drops)
         things: list[FinalLedger | FinalStream] = [*judged.values()]
-        if self.stream and not (self.stream.unreadable and world.is_beyond_tolerance):
+        is_collected = world.drops is not None and world.drops.is_collected
+        may_be_lost = world.is_beyond_tolerance or is_collected
+        if self.stream and not (self.stream.unreadable and may_be_lost):
             things.append(self.stream)
         for violation in check_all(history, FinalState.of(*things), exact=True):
-            if violation.name == "unreadable" and world.is_beyond_tolerance:
-                continue  # more copies were damaged than the promises allow
+            if violation.name == "unreadable" and may_be_lost:
+                continue  # more copies were damaged than the promises allow, or were collected
             if violation.name == "stale" and world.options.is_liar_one_of_several:
                 continue  # a liar and one that is down may be the AQ that have the end
             world.violate(violation.invariant, violation.name, violation.text)

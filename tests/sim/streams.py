@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from spark_ledger.client.ledger_client import LedgerClient
-from spark_ledger.errors import ConflictError, LedgerError, NotFoundError, OutcomeUnknownError
+from spark_ledger.errors import (
+    ConflictError,
+    LedgerError,
+    MetadataRestoredError,
+    NotFoundError,
+    OutcomeUnknownError,
+)
 from spark_ledger.limits import KIB
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.manifest.format import decode_root
@@ -84,6 +90,11 @@ class StreamClient(Client):
             else:
                 stream._committer.rng = self.world.random_for(f"jitter {self.name}")
                 return stream
+
+    async def opened_anew(self, stream: Stream) -> Stream:
+        """The stream as a restored ZooKeeper has it, over another connection."""
+        await stream.close()
+        return await self.open_stream()
 
     def new_values(self, target: str) -> tuple[str, ...]:
         """The rows of one batch."""
@@ -164,6 +175,9 @@ class SinkClient(StreamClient):
             except ConflictError:
                 self.world.counts["slower sinks refused"] += 1
                 break
+            except MetadataRestoredError:  # another process goes on, with the same checkpoint
+                self.crash()
+                await asyncio.sleep(0)
             except LedgerError as error:
                 self.world.say(f"{self.name}: {type(error).__name__}: {error}")
                 await asyncio.sleep(self.draw.uniform(0.01, 0.2))

@@ -107,6 +107,8 @@ def test_only_an_option_leaves_out_the_seeds_that_do_not_draw_it() -> None:
     seeds = list(itertools.islice(seeds_with("repairers", 100), 5))
     assert all(draw_options(seed).repairers for seed in seeds)
     assert not any(draw_options(seed).repairers for seed in {*range(100, seeds[-1])} - {*seeds})
+    (seed,) = itertools.islice(seeds_with("restores+stream", 0), 1)
+    assert draw_options(seed).restores and draw_options(seed).stream
     with pytest.raises(ValueError, match="no option of a schedule"):
         next(seeds_with("repairs", 0))
 

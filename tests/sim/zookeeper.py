@@ -462,7 +462,7 @@ class SimZookeeper:
         self.restoring = False
         for store in living:
             self.returning.add(store.process.name)
-            delay_s = self.draw.choice([3.0, 100.0]) * self.world.delay()
+            delay_s = min(60.0, self.draw.choice([3.0, 100.0]) * self.world.delay())
             goes_on = store.session in lasting
             back = functools.partial(store.come_back, shows=shows, goes_on=goes_on)
             self.world.loop.later(delay_s, store.process, back)

@@ -22,7 +22,7 @@ from spark_ledger.stream.model import (
     check_transaction_id,
 )
 from spark_ledger.stream.statistics import fitted
-from spark_ledger.types import Dlsn
+from spark_ledger.types import Dlsn, LedgerId
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,6 +58,11 @@ class Proposal:
         return self.new_columns is not None or any(
             segment.new_schema is not None for segment in self.segments
         )
+
+    @property
+    def incarnations(self) -> set[tuple[LedgerId, bytes]]:
+        """Which ledgers have its rows: a restored store may have given their ids again (T2)."""
+        return {(segment.ledger_id, segment.incarnation) for segment in self.segments}
 
     def with_segments(self, segments: tuple[Segment, ...]) -> Proposal:
         """The same proposal for these segments; numbers that they had are dropped, and their key

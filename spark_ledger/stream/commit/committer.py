@@ -292,7 +292,7 @@ class Attempt:
             operations.append(Create(path, data) if sink is None else Put(path, data, sink.version))
         first_named = self._unsettled()
         again = self._existing.unknown(set(named).difference(first_named), config)
-        of_ledgers = await self._naming.operations(first_named)
+        of_ledgers = await self._naming.operations(first_named, self._proposal.incarnations)
         of_ledgers += self._existing.checks(again)
         return Prepared(
             commit=commit,
@@ -393,11 +393,11 @@ class Attempt:
 
         If it is not made then, they are nobody's: they stay until their stream is deleted.
         """
-        lost = 0
+        lost, whose = 0, self._proposal.incarnations
         while len(unsettled := self._unsettled()) > self._ledgers_max:
             part = unsettled[: self._ledgers_max]
             try:
-                await self._nodes.store.transaction(await self._naming.operations(part))
+                await self._nodes.store.transaction(await self._naming.operations(part, whose))
             except (ConflictError, NotFoundError, OutcomeUnknownError) as error:
                 await self._refuse_deleted(part)
                 lost += 1

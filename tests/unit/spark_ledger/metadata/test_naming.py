@@ -7,9 +7,9 @@ from typing import NoReturn
 
 import pytest
 
-from spark_ledger.errors import ConflictError, NotFoundError
+from spark_ledger.errors import ConflictError, MetadataRestoredError, NotFoundError
 from spark_ledger.metadata import naming
-from spark_ledger.metadata.base import parent_of
+from spark_ledger.metadata.base import Create, Delete, parent_of
 from spark_ledger.metadata.ledgers import LedgerStore
 from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
 from spark_ledger.metadata.unsettled import UNNAMED_PATH, id_path
@@ -34,6 +34,21 @@ def test_named_ledgers_kept_are_those_named_last(monkeypatch: pytest.MonkeyPatch
         assert known.unsettled(ids(5, 4)) == ids(4, 5), "the ids may be others' ledgers now"
         known.named(ids(4))
         assert known.unsettled(ids(5, 4)) == ids(5), "until the next connection"
+
+    asyncio.run(main())
+
+
+def test_ledgers_that_were_not_named_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit that is refused leaves nothing behind for as long as its client runs."""
+    monkeypatch.setattr(naming, "NAMED_LEDGERS_KEPT", 3)
+
+    async def main() -> None:
+        store = MemoryTree().open_session()
+        known = naming.Naming(store)
+        for number in range(40):
+            await LedgerStore(store).create(owned(number), until_named=True)
+            await known.operations(ids(number))
+        assert len(known._found) <= 4
 
     asyncio.run(main())
 
@@ -113,5 +128,43 @@ def test_ledger_whose_unnamed_node_a_server_that_lags_does_not_know_is_not_named
             operations = await known.operations(ids(1))
         await store.transaction(operations)
         assert await listed(store, UNNAMED_PATH) == []
+
+    asyncio.run(main())
+
+
+MINE, OTHERS = bytes(16), bytes([7]) * 16
+
+
+@pytest.mark.parametrize("state", ["new", "made by an older version", "named before", "named here"])
+def test_ledger_whose_id_was_given_again_is_not_named_for_the_lost_one(state: str) -> None:
+    """Rows that were written to the lost one would be looked for in another ledger."""
+
+    async def main() -> None:
+        store = MemoryTree().open_session()
+        known, path = naming.Naming(store), id_path(UNNAMED_PATH, LedgerId(1))
+        await LedgerStore(store).create(owned(1), until_named=True)
+        if state == "made by an older version":
+            await store.transaction([Delete(path), Create(path, b"")])
+        if state.startswith("named"):
+            await store.transaction(await known.operations(ids(1)))
+            known.named(ids(1))
+        if state == "named before":
+            store.reconnect()
+        unsettled = known.unsettled(ids(1))
+        assert bool(unsettled) == (state != "named here")
+        with pytest.raises(MetadataRestoredError, match="ledger 1 is another one"):
+            await known.operations(unsettled, {(LedgerId(1), MINE), (LedgerId(1), OTHERS)})
+        await known.operations(unsettled, {(LedgerId(1), b"")})
+        await store.transaction(await known.operations(unsettled, {(LedgerId(1), MINE)}))
+
+    asyncio.run(main())
+
+
+def test_ledger_that_is_gone_and_whose_incarnation_is_meant_fails_in_the_transaction() -> None:
+    async def main() -> None:
+        store = MemoryTree().open_session()
+        operations = await naming.Naming(store).operations(ids(1), {(LedgerId(1), MINE)})
+        with pytest.raises(NotFoundError):
+            await store.transaction(operations)
 
     asyncio.run(main())

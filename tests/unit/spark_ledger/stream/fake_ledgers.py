@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
 
 from spark_ledger.client.counters import ClientCounters
 from spark_ledger.client.timer import Timer
@@ -59,6 +59,10 @@ class FakeWriter:
     @property
     def ledger_id(self) -> LedgerId:
         return self._ledger.ledger_id
+
+    @property
+    def incarnation(self) -> bytes:
+        return b"%016d" % self.ledger_id
 
     @property
     def last_add_pushed(self) -> EntryId:
@@ -144,7 +148,9 @@ class FakeNaming:
     def unsettled(self, ledger_ids: Iterable[LedgerId]) -> list[LedgerId]:
         return []
 
-    async def operations(self, ledger_ids: Sequence[LedgerId]) -> list[Operation]:
+    async def operations(
+        self, ledger_ids: Sequence[LedgerId], whose: Collection[tuple[LedgerId, bytes]] = ()
+    ) -> list[Operation]:
         return []
 
     def checks(self, ledger_ids: Iterable[LedgerId]) -> list[Operation]:

@@ -77,7 +77,7 @@ class Overtaken:
             await self.restore()
             return await create(**options)
 
-        async def operations(_naming: FakeNaming, _ids: Sequence[LedgerId]) -> list[Operation]:
+        async def operations(_naming: FakeNaming, *_: Any) -> list[Operation]:
             await self.restore(ids_given_again=1)
             return []
 
@@ -99,7 +99,7 @@ def test_commit_decided_before_a_restore_is_not_sent_behind_it(
         world = Overtaken()
         await world.begin(*names)
 
-        async def operations(_naming: FakeNaming, _ids: Sequence[LedgerId]) -> list[Operation]:
+        async def operations(_naming: FakeNaming, *_: Any) -> list[Operation]:
             await world.restore()
             return []
 
@@ -348,5 +348,24 @@ def test_commits_that_were_read_before_a_restore_are_not_packed_behind_it(
         assert await world.rows("s") == [0, 1, 2, 10, 11, 12]
         (packed,) = await fresh.optimizer.run_all(entries_min=1)
         assert packed.pack is not None
+
+    run(scenario())
+
+
+def test_commit_says_which_ledgers_of_their_ids_it_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that rows of before a restore are not looked for in a ledger that has got their id."""
+    said: list[set[tuple[LedgerId, bytes]]] = []
+
+    async def operations(_naming: FakeNaming, _ids: Any, whose: Any = ()) -> list[Operation]:
+        said.append(set(whose))
+        return []
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await StreamCatalog(ledgers).create("a", SCHEMA)
+        monkeypatch.setattr(FakeNaming, "operations", operations)
+        commit = await stream.append(table(0))
+        (segment,) = commit.segments
+        assert said == [{(segment.ledger_id, b"%016d" % segment.ledger_id)}]
 
     run(scenario())
