@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import math
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
@@ -48,6 +50,14 @@ _DEFAULTS: Final[Mapping[str, Any]] = {  # Any: defaults of several types, check
     field.name: field.default for field in fields(StorageConfig) if field.default is not MISSING
 }
 
+_PORT: Final = re.compile("[0-9]{1,5}")
+_HOST_CHARACTERS_MAX: Final = 253
+"""Of any name in DNS."""
+_HOST: Final = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_-]{0,62}(?:\.|$))+")
+"""Labels with points between them; underscores stand in names of containers."""
+_NUMBERS: Final = re.compile(r"(?:.*\.)?[0-9]+\.?")
+"""Whose last label is a number: resolvers take that for an IPv4 address, or for none."""
+
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Directory = Annotated[str, msgspec.Meta(min_length=1)]
 Bytes = Annotated[int, msgspec.Meta(gt=0)]
@@ -63,7 +73,15 @@ class ListenConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """0 picks a free port."""
 
     advertised_address: str = ""
-    """``host`` or ``host:port`` that clients connect to; empty: where the bookie listens."""
+    """``host`` or ``host:port`` that clients connect to; empty: where the bookie listens. An IPv6
+    address stands in brackets, or alone."""
+
+    @property
+    def advertised(self) -> tuple[str, str]:
+        """Host, an IPv6 address without brackets, and port of ``advertised_address``; empty where
+        it has none. Raises ValueError, with the half sentence that says why, if no client could
+        connect to it."""
+        return _host_and_port(self.advertised_address)
 
 
 class AdminConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -229,6 +247,13 @@ def parse(text: str, path: Path) -> BookieConfig:
     except msgspec.ValidationError as error:
         reason = str(error).replace("`$.", "`")
         raise ConfigurationError(f"configuration file {path}: {reason}") from error
+    try:
+        assert config.listen.advertised is not None, "asking for it checks it"
+    except ValueError as error:
+        raise ConfigurationError(
+            f"configuration file {path}: listen.advertised_address is "
+            f"{config.listen.advertised_address!r}: {error}"
+        ) from error
     absolute = partial(_absolute, path)
     storage = msgspec.structs.replace(
         config.storage,
@@ -279,6 +304,33 @@ def _refuse_unknown(
             )
         if isinstance(value, Mapping) and known[key] in _SECTIONS:
             _refuse_unknown(value, known[key], f"{prefix}{key}.", path)
+
+
+def _host_and_port(text: str) -> tuple[str, str]:
+    """The parts of ``host``, ``host:port``, ``[v6]``, ``[v6]:port`` or a bare IPv6 address."""
+    if not text:
+        return "", ""
+    address, bracket, behind = text.removeprefix("[").partition("]")
+    if text[0] == "[":
+        host, colon, port = address, behind[:1], behind[1:]
+        if not bracket or ":" not in host or colon not in ("", ":"):
+            raise ValueError("brackets hold an IPv6 address, and nothing but :port follows them")
+    elif text.count(":") > 1:
+        host, colon, port = text, "", ""
+    else:
+        host, colon, port = text.partition(":")
+    if colon and not (_PORT.fullmatch(port) and 1 <= int(port) <= 65535):
+        raise ValueError("the port is not a number from 1 to 65535")
+    if ":" in host or _NUMBERS.fullmatch(host):
+        try:
+            is_nowhere = ipaddress.ip_address(host).is_unspecified
+        except ValueError:
+            raise ValueError(f"{host!r} is no IP address") from None
+        if is_nowhere:
+            raise ValueError(f"{host!r} is no address that clients can connect to")
+    elif len(host) > _HOST_CHARACTERS_MAX or not _HOST.fullmatch(host):
+        raise ValueError("the host is neither a name nor an IP address")
+    return host, port
 
 
 def _absolute(path: Path, key: str, name: str) -> str:

@@ -104,6 +104,47 @@ def test_path_that_can_be_none_is_named_with_its_key(key: str, name: str) -> Non
         parse(text, PATH)
 
 
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("", "", ""),
+        ("host-1", "host-1", ""),
+        ("bookie_0.x.svc.:65535", "bookie_0.x.svc.", "65535"),
+        ("10.0.0.1:1", "10.0.0.1", "1"),
+        ("::2", "::2", ""),
+        ("[::2]", "::2", ""),
+        ("[fe80::1%eth0]:3181", "fe80::1%eth0", "3181"),
+        ("x" * 63 + ".y9", "x" * 63 + ".y9", ""),
+    ],
+)
+def test_address_for_clients_is_a_host_and_perhaps_a_port(text: str, host: str, port: str) -> None:
+    config = parse(f'{GOOD}[listen]\nadvertised_address = "{text}"\n', PATH)
+    assert config.listen.advertised == (host, port)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        *((f"h:{port}", "from 1 to 65535") for port in ("99999", "0", "", "http", "00003181", "٣")),
+        ("http://h", "from 1 to 65535"),
+        *((host, "neither a name nor") for host in ("u/h:1", ":1", "u@h", "h o", "ü", "-h")),
+        *(
+            (host, "neither a name nor")
+            for host in ("a..b", ".", "x" * 64, "x." * 127, "h/x", "h\\n")
+        ),
+        *((host, "is no IP address") for host in ("a:b:c", "::1:x", "[a:b]", "256.0.0.1", "3181")),
+        *((host, "that clients can connect to") for host in ("0.0.0.0", "[::]:1", "::")),
+        *((host, "brackets hold") for host in ("[::1", "[h]:1", "[]", "[::1]1", "[::1]]")),
+    ],
+)
+def test_address_that_no_client_could_connect_to_is_refused(text: str, why: str) -> None:
+    """Else the bookie is registered as writable, and each ledger that needs it fails."""
+    with pytest.raises(ConfigurationError) as caught:
+        parse(f'{GOOD}[listen]\nadvertised_address = "{text}"\n', PATH)
+    assert why in str(caught.value)
+    assert f"{PATH}: listen.advertised_address is" in str(caught.value)
+
+
 def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"missing\.toml cannot be read"):
         load(tmp_path / "missing.toml")
