@@ -17,6 +17,7 @@ import msgspec
 
 from bookie_server.storage.config import StorageConfig
 from spark_ledger.errors import ConfigurationError
+from spark_ledger.limits import NUMBER_MAX, SECONDS_MAX, TIB
 from spark_ledger.limits.bookie import (
     BOOKIE_ANSWER_BYTES_MAX,
     BOOKIE_MEMORY_BYTES,
@@ -38,6 +39,7 @@ from spark_ledger.limits.keeper import (
     OWNER_GRACE_S,
     UNNAMED_GRACE_S,
 )
+from spark_ledger.limits.metadata import SESSION_TIMEOUT_S_MAX
 from spark_ledger.limits.repair import (
     LOST_BOOKIE_DELAY_S,
     OPEN_LEDGER_GRACE_S,
@@ -60,8 +62,9 @@ _NUMBERS: Final = re.compile(r"(?:.*\.)?[0-9]+\.?")
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Directory = Annotated[str, msgspec.Meta(min_length=1)]
-Bytes = Annotated[int, msgspec.Meta(gt=0)]
-Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Bytes = Annotated[int, msgspec.Meta(gt=0, le=NUMBER_MAX)]
+BytesOrNone = Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=SECONDS_MAX)]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 
@@ -135,21 +138,21 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ledger_directories: Annotated[list[Directory], msgspec.Meta(min_length=1)]
     """Relative directories are taken from the directory of the configuration file."""
 
-    journal_file_bytes: Bytes = _DEFAULTS["journal_file_bytes"]
+    journal_file_bytes: Annotated[int, msgspec.Meta(gt=0, le=TIB)] = _DEFAULTS["journal_file_bytes"]
     journal_batch_bytes_max: Bytes = _DEFAULTS["journal_batch_bytes_max"]
     write_cache_bytes: Bytes = _DEFAULTS["write_cache_bytes"]
     flush_interval_s: Seconds = _DEFAULTS["flush_interval_s"]
     entry_log_bytes: Bytes = _DEFAULTS["entry_log_bytes"]
-    entry_log_cached_bytes: Annotated[int, msgspec.Meta(ge=0)] = _DEFAULTS["entry_log_cached_bytes"]
-    write_once_bytes: Annotated[int, msgspec.Meta(ge=0)] = _DEFAULTS["write_once_bytes"]
-    compaction_bytes_per_s: Annotated[int, msgspec.Meta(ge=0)] = _DEFAULTS["compaction_bytes_per_s"]
-    scrub_bytes_per_s: Annotated[int, msgspec.Meta(ge=0)] = _DEFAULTS["scrub_bytes_per_s"]
+    entry_log_cached_bytes: BytesOrNone = _DEFAULTS["entry_log_cached_bytes"]
+    write_once_bytes: BytesOrNone = _DEFAULTS["write_once_bytes"]
+    compaction_bytes_per_s: BytesOrNone = _DEFAULTS["compaction_bytes_per_s"]
+    scrub_bytes_per_s: BytesOrNone = _DEFAULTS["scrub_bytes_per_s"]
     scrub_interval_s: Seconds = _DEFAULTS["scrub_interval_s"]
-    block_cache_bytes: Annotated[int, msgspec.Meta(ge=0)] = _DEFAULTS["block_cache_bytes"]
-    index_map_bytes: Bytes = _DEFAULTS["index_map_bytes"]
+    block_cache_bytes: BytesOrNone = _DEFAULTS["block_cache_bytes"]
+    index_map_bytes: Annotated[int, msgspec.Meta(gt=0, le=64 * TIB)] = _DEFAULTS["index_map_bytes"]
     disk_high_water_mark: Share = _DEFAULTS["disk_high_water_mark"]
     disk_low_water_mark: Share = _DEFAULTS["disk_low_water_mark"]
-    disk_reserve_bytes: Annotated[int, msgspec.Meta(ge=0)] = _DEFAULTS["disk_reserve_bytes"]
+    disk_reserve_bytes: BytesOrNone = _DEFAULTS["disk_reserve_bytes"]
     disk_check_interval_s: Seconds = _DEFAULTS["disk_check_interval_s"]
 
 
@@ -184,7 +187,7 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     metadata_wait_s: Seconds = 60.0
     """At start the metadata store is tried for this long."""
 
-    session_timeout_s: Seconds = 10.0
+    session_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=SESSION_TIMEOUT_S_MAX)] = 10.0
     """Others see the bookie as gone after this long without a sign of life; a start after a kill
     waits for that."""
 
@@ -273,6 +276,10 @@ def parse(text: str, path: Path) -> BookieConfig:
         if (value := values.get(key))
     }
     config = msgspec.structs.replace(config, storage=storage, **places)
+    try:
+        assert config.storage_config(BookieId("-"), ""), "making it checks it"
+    except ConfigurationError as error:  # before anything is made
+        raise ConfigurationError(f"configuration file {path}: storage: {error}") from error
     needed = _memory_needed(config.storage)
     if config.memory_bytes < needed:
         raise ConfigurationError(
