@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import math
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
@@ -15,6 +17,7 @@ import msgspec
 
 from bookie_server.storage.config import StorageConfig
 from spark_ledger.errors import ConfigurationError
+from spark_ledger.limits import NUMBER_MAX, SECONDS_MAX, TIB
 from spark_ledger.limits.bookie import (
     BOOKIE_ANSWER_BYTES_MAX,
     BOOKIE_MEMORY_BYTES,
@@ -36,6 +39,7 @@ from spark_ledger.limits.keeper import (
     OWNER_GRACE_S,
     UNNAMED_GRACE_S,
 )
+from spark_ledger.limits.metadata import SESSION_TIMEOUT_S_MAX
 from spark_ledger.limits.repair import (
     LOST_BOOKIE_DELAY_S,
     OPEN_LEDGER_GRACE_S,
@@ -48,10 +52,19 @@ _DEFAULTS: Final[Mapping[str, Any]] = {  # Any: defaults of several types, check
     field.name: field.default for field in fields(StorageConfig) if field.default is not MISSING
 }
 
+_PORT: Final = re.compile("[0-9]{1,5}")
+_HOST_CHARACTERS_MAX: Final = 253
+"""Of any name in DNS."""
+_HOST: Final = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_-]{0,62}(?:\.|$))+")
+"""Labels with points between them; underscores stand in names of containers."""
+_NUMBERS: Final = re.compile(r"(?:.*\.)?[0-9]+\.?")
+"""Whose last label is a number: resolvers take that for an IPv4 address, or for none."""
+
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Directory = Annotated[str, msgspec.Meta(min_length=1)]
-Bytes = Annotated[int, msgspec.Meta(gt=0)]
-Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Bytes = Annotated[int, msgspec.Meta(gt=0, le=NUMBER_MAX)]
+BytesOrNone = Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=SECONDS_MAX)]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 
@@ -63,7 +76,15 @@ class ListenConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """0 picks a free port."""
 
     advertised_address: str = ""
-    """``host`` or ``host:port`` that clients connect to; empty: where the bookie listens."""
+    """``host`` or ``host:port`` that clients connect to; empty: where the bookie listens. An IPv6
+    address stands in brackets, or alone."""
+
+    @property
+    def advertised(self) -> tuple[str, str]:
+        """Host, an IPv6 address without brackets, and port of ``advertised_address``; empty where
+        it has none. Raises ValueError, with the half sentence that says why, if no client could
+        connect to it."""
+        return _host_and_port(self.advertised_address)
 
 
 class AdminConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -117,21 +138,21 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ledger_directories: Annotated[list[Directory], msgspec.Meta(min_length=1)]
     """Relative directories are taken from the directory of the configuration file."""
 
-    journal_file_bytes: Bytes = _DEFAULTS["journal_file_bytes"]
+    journal_file_bytes: Annotated[int, msgspec.Meta(gt=0, le=TIB)] = _DEFAULTS["journal_file_bytes"]
     journal_batch_bytes_max: Bytes = _DEFAULTS["journal_batch_bytes_max"]
     write_cache_bytes: Bytes = _DEFAULTS["write_cache_bytes"]
     flush_interval_s: Seconds = _DEFAULTS["flush_interval_s"]
     entry_log_bytes: Bytes = _DEFAULTS["entry_log_bytes"]
-    entry_log_cached_bytes: Annotated[int, msgspec.Meta(ge=0)] = _DEFAULTS["entry_log_cached_bytes"]
-    write_once_bytes: Annotated[int, msgspec.Meta(ge=0)] = _DEFAULTS["write_once_bytes"]
-    compaction_bytes_per_s: Annotated[int, msgspec.Meta(ge=0)] = _DEFAULTS["compaction_bytes_per_s"]
-    scrub_bytes_per_s: Annotated[int, msgspec.Meta(ge=0)] = _DEFAULTS["scrub_bytes_per_s"]
+    entry_log_cached_bytes: BytesOrNone = _DEFAULTS["entry_log_cached_bytes"]
+    write_once_bytes: BytesOrNone = _DEFAULTS["write_once_bytes"]
+    compaction_bytes_per_s: BytesOrNone = _DEFAULTS["compaction_bytes_per_s"]
+    scrub_bytes_per_s: BytesOrNone = _DEFAULTS["scrub_bytes_per_s"]
     scrub_interval_s: Seconds = _DEFAULTS["scrub_interval_s"]
-    block_cache_bytes: Annotated[int, msgspec.Meta(ge=0)] = _DEFAULTS["block_cache_bytes"]
-    index_map_bytes: Bytes = _DEFAULTS["index_map_bytes"]
+    block_cache_bytes: BytesOrNone = _DEFAULTS["block_cache_bytes"]
+    index_map_bytes: Annotated[int, msgspec.Meta(gt=0, le=64 * TIB)] = _DEFAULTS["index_map_bytes"]
     disk_high_water_mark: Share = _DEFAULTS["disk_high_water_mark"]
     disk_low_water_mark: Share = _DEFAULTS["disk_low_water_mark"]
-    disk_reserve_bytes: Annotated[int, msgspec.Meta(ge=0)] = _DEFAULTS["disk_reserve_bytes"]
+    disk_reserve_bytes: BytesOrNone = _DEFAULTS["disk_reserve_bytes"]
     disk_check_interval_s: Seconds = _DEFAULTS["disk_check_interval_s"]
 
 
@@ -166,7 +187,7 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     metadata_wait_s: Seconds = 60.0
     """At start the metadata store is tried for this long."""
 
-    session_timeout_s: Seconds = 10.0
+    session_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=SESSION_TIMEOUT_S_MAX)] = 10.0
     """Others see the bookie as gone after this long without a sign of life; a start after a kill
     waits for that."""
 
@@ -229,6 +250,13 @@ def parse(text: str, path: Path) -> BookieConfig:
     except msgspec.ValidationError as error:
         reason = str(error).replace("`$.", "`")
         raise ConfigurationError(f"configuration file {path}: {reason}") from error
+    try:
+        assert config.listen.advertised is not None, "asking for it checks it"
+    except ValueError as error:
+        raise ConfigurationError(
+            f"configuration file {path}: listen.advertised_address is "
+            f"{config.listen.advertised_address!r}: {error}"
+        ) from error
     absolute = partial(_absolute, path)
     storage = msgspec.structs.replace(
         config.storage,
@@ -248,6 +276,10 @@ def parse(text: str, path: Path) -> BookieConfig:
         if (value := values.get(key))
     }
     config = msgspec.structs.replace(config, storage=storage, **places)
+    try:
+        assert config.storage_config(BookieId("-"), ""), "making it checks it"
+    except ConfigurationError as error:  # before anything is made
+        raise ConfigurationError(f"configuration file {path}: storage: {error}") from error
     needed = _memory_needed(config.storage)
     if config.memory_bytes < needed:
         raise ConfigurationError(
@@ -279,6 +311,33 @@ def _refuse_unknown(
             )
         if isinstance(value, Mapping) and known[key] in _SECTIONS:
             _refuse_unknown(value, known[key], f"{prefix}{key}.", path)
+
+
+def _host_and_port(text: str) -> tuple[str, str]:
+    """The parts of ``host``, ``host:port``, ``[v6]``, ``[v6]:port`` or a bare IPv6 address."""
+    if not text:
+        return "", ""
+    address, bracket, behind = text.removeprefix("[").partition("]")
+    if text[0] == "[":
+        host, colon, port = address, behind[:1], behind[1:]
+        if not bracket or ":" not in host or colon not in ("", ":"):
+            raise ValueError("brackets hold an IPv6 address, and nothing but :port follows them")
+    elif text.count(":") > 1:
+        host, colon, port = text, "", ""
+    else:
+        host, colon, port = text.partition(":")
+    if colon and not (_PORT.fullmatch(port) and 1 <= int(port) <= 65535):
+        raise ValueError("the port is not a number from 1 to 65535")
+    if ":" in host or _NUMBERS.fullmatch(host):
+        try:
+            is_nowhere = ipaddress.ip_address(host).is_unspecified
+        except ValueError:
+            raise ValueError(f"{host!r} is no IP address") from None
+        if is_nowhere:
+            raise ValueError(f"{host!r} is no address that clients can connect to")
+    elif len(host) > _HOST_CHARACTERS_MAX or not _HOST.fullmatch(host):
+        raise ValueError("the host is neither a name nor an IP address")
+    return host, port
 
 
 def _absolute(path: Path, key: str, name: str) -> str:

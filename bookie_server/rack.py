@@ -23,9 +23,7 @@ def with_rack(config: BookieConfig) -> BookieConfig:
 
     Raises ConfigurationError if they do not tell.
     """
-    told = config.listen.advertised_address or config.listen.host
-    host, _, port = told.rpartition(":")
-    host = (host if host and port.isdigit() and told[-1] != "]" else told).strip("[]")
+    host = config.listen.advertised[0] or config.listen.host.strip("[]")
     if config.rack_file:
         names = (config.bookie_id, host) if config.bookie_id else (host,)
         rack, source = _look_up(Path(config.rack_file), names), config.rack_file

@@ -60,8 +60,18 @@ _FREE_SPACE_CHANGE: Final = 0.05
 
 
 def is_formatted(config: BookieConfig) -> bool:
-    """A bookie was formatted: the journal directory is given its cookie last."""
-    return (config.journal_directory / COOKIE_NAME).exists()
+    """A bookie was formatted: the journal directory is given its cookie last.
+
+    Raises ConfigurationError if that cannot be seen, as in a directory of another user.
+    """
+    path = config.journal_directory / COOKIE_NAME
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}") from error
+    return True
 
 
 def local_cookie(config: BookieConfig) -> Cookie:
@@ -83,7 +93,7 @@ async def format_new(config: BookieConfig, store: MetadataStore) -> Cookie:
 
     When that fails nothing is left behind, and what is left by a format that was killed is taken
     for its beginning. Raises ConfigurationError if the name is taken, or a directory is not empty
-    or cannot be made; otherwise what the metadata store raises.
+    or cannot be made or looked into; otherwise what the metadata store raises.
     """
     files, ledger_directories = PosixFileSystem(), config.ledger_directories
     begun_id = "" if is_formatted(config) else unfinished_id(files, ledger_directories)

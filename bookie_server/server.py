@@ -347,9 +347,7 @@ class BookieServer:
     def _bind(self, server: GrpcServer) -> str:
         """Take the address for clients; what to announce."""
         config = self._config
-        host, _, port = config.listen.advertised_address.rpartition(":")
-        if not port.isdigit():
-            host, port = config.listen.advertised_address, ""
+        host, port = config.listen.advertised
         if not host and config.listen.host in _ANY_ADDRESS:
             raise ConfigurationError(
                 f"listen.host {config.listen.host!r} is no address that clients can connect to: "

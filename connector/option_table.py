@@ -39,7 +39,7 @@ from connector.option_parsers import (
     parse_whole_number,
     parse_zone,
 )
-from spark_ledger.amounts import parse_age_s, parse_duration_s, parse_size_bytes
+from spark_ledger.amounts import parse_age_s, parse_size_bytes, parse_timeout_s
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.limits import KIB
 from spark_ledger.limits.entries import ENSEMBLE_SIZE_MAX, ENTRY_PAYLOAD_BYTES_MAX
@@ -86,14 +86,14 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("maxRowsPerTrigger", _ROWS, READ, STREAM, "a batch read has no trigger"),
     Option("maxBytesPerTrigger", _BYTES, READ, STREAM, "a batch read has no trigger"),
     Option("minRowsPerTrigger", _ROWS, READ, STREAM, "a batch read has no trigger"),
-    Option("maxTriggerDelay", parse_duration_s, READ, STREAM, "a batch read has no trigger"),
+    Option("maxTriggerDelay", parse_timeout_s, READ, STREAM, "a batch read has no trigger"),
     Option("minPartitions", parse_whole_number(1, 10_000), READ),
     Option("maxBytesPerPartition", parse_size_bytes(64 * KIB), READ),
     Option("failOnDataLoss", parse_boolean),
     Option("includeMetadata", parse_metadata, READ),
     Option("includeHeaders", parse_boolean, READ),
-    Option("readTimeout", parse_duration_s, READ),
-    Option("speculativeReadDelay", parse_duration_s, READ),
+    Option("readTimeout", parse_timeout_s, READ),
+    Option("speculativeReadDelay", parse_timeout_s, READ),
     # writing
     Option("ensembleSize", parse_whole_number(1, ENSEMBLE_SIZE_MAX), WRITE),
     Option("writeQuorum", parse_whole_number(1, ENSEMBLE_SIZE_MAX), WRITE),

@@ -10,13 +10,13 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from spark_ledger.limits import GIB, KIB, MIB
+from spark_ledger.limits import GIB, KIB, MIB, SECONDS_MAX, TIB
 
 SIZE_DIGITS: Final = 15
 DURATION_DIGITS: Final = 9
 """Before the point; six stand behind it."""
 
-_SIZE_UNITS: Final = {"": 1, "b": 1, "k": KIB, "m": MIB, "g": GIB, "t": 1024 * GIB}
+_SIZE_UNITS: Final = {"": 1, "b": 1, "k": KIB, "m": MIB, "g": GIB, "t": TIB}
 
 
 def parse_size_bytes(low: int, high: int | None = None) -> Callable[[str], int]:
@@ -54,6 +54,14 @@ def parse_duration_s(text: str) -> float:
     value = float(match[1]) * _DURATION_UNITS[match[2]] if match else 0.0
     if value <= 0.0:
         raise ValueError("needs a time above 0, such as 500ms, 10s, 15m, 1h or 7d")
+    return value
+
+
+def parse_timeout_s(text: str) -> float:
+    """A time span in seconds that a timer can wait for."""
+    value = parse_duration_s(text)
+    if value > SECONDS_MAX:
+        raise ValueError(f"needs a time of at most {SECONDS_MAX / 86_400:.0f}d")
     return value
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from spark_ledger.errors import ConfigurationError
-from spark_ledger.limits import KIB
+from spark_ledger.limits import KIB, NUMBER_MAX, SECONDS_MAX
 from spark_ledger.limits.client import (
     ADD_TIMEOUT_S,
     EXPLICIT_LAC_DELAY_S,
@@ -20,14 +20,24 @@ from spark_ledger.limits.client import (
     SPECULATIVE_READ_DELAY_S,
     WRITER_BYTES_IN_FLIGHT_MAX,
 )
-from spark_ledger.limits.metadata import METADATA_TIMEOUT_S, SESSION_TIMEOUT_S
+from spark_ledger.limits.metadata import (
+    METADATA_TIMEOUT_S,
+    SESSION_TIMEOUT_S,
+    SESSION_TIMEOUT_S_MAX,
+)
 
 T = TypeVar("T")
+
+_HIGHEST: Final[Mapping[str, float]] = {
+    "session_timeout_s": SESSION_TIMEOUT_S_MAX,
+    "bytes_in_flight_max": NUMBER_MAX,
+}
+"""Of the numbers that are not bounded by ``SECONDS_MAX``."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
-    """How a client behaves. All times are seconds, all sizes bytes."""
+    """How a client behaves. All times are seconds, a century at most, all sizes bytes."""
 
     add_timeout_s: float = ADD_TIMEOUT_S
     """A bookie that acknowledges nothing for so long while adds wait is replaced."""
@@ -42,7 +52,7 @@ class ClientConfig:
     metadata_timeout_s: float = METADATA_TIMEOUT_S
     """How long metadata operations are tried while ZooKeeper cannot be reached."""
     session_timeout_s: float = SESSION_TIMEOUT_S
-    """ZooKeeper session timeout."""
+    """ZooKeeper session timeout, an hour at most."""
     rack: str = ""
     """Where this process is, as ``/region/rack``: nearer bookies are read first. Empty: where a
     bookie on its host is."""
@@ -54,8 +64,10 @@ class ClientConfig:
                 if not isinstance(value, str) or (value and value[0] != "/"):
                     raise ConfigurationError(f"rack = {value!r}: a path such as /eu/r1")
                 continue
-            if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+            if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
                 raise ConfigurationError(f"{field.name} = {value!r}: must be a number above 0")
+            if value > (highest := _HIGHEST.get(field.name, SECONDS_MAX)):
+                raise ConfigurationError(f"{field.name} = {value!r}: at most {highest} is allowed")
         if self.bytes_in_flight_max < 64 * KIB:
             raise ConfigurationError(
                 f"bytes_in_flight_max = {self.bytes_in_flight_max}: at least {64 * KIB} is needed"

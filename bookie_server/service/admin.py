@@ -42,7 +42,7 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # also no name at all
         raise ConfigurationError(f"cannot listen on {host}:{port} (admin): {error}") from error
     listener.setblocking(False)
     return listener

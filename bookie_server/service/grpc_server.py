@@ -91,14 +91,15 @@ class GrpcServer:
         address = f"{host}:{port}"
         try:
             socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
-        except OSError as error:
-            raise ConfigurationError(
-                f"cannot listen on {address}: {error.strerror or error}: listen.host must be a "
-                "name or an address of this machine"
-            ) from error
+        except (OSError, UnicodeError) as error:  # also of what can be no name
+            raise _not_of_this_machine(address, error) from error
         try:
             self._port = self._server.add_insecure_port(address)
         except RuntimeError as error:
+            try:
+                _take_any_port(host.strip("[]"))
+            except OSError as reason:
+                raise _not_of_this_machine(address, reason) from reason
             raise ConfigurationError(f"cannot listen on {address}: is it in use?") from error
         return self._port
 
@@ -119,3 +120,18 @@ class GrpcServer:
         self._service.health.stop()
         self._service.clients.stop()
         await self._server.stop(grace_s)
+
+
+def _take_any_port(host: str) -> None:
+    """Take a free port of an address, and give it back. Raises OSError if it is not ours."""
+    family, kind, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind) as taken:
+        taken.bind(address)
+
+
+def _not_of_this_machine(address: str, error: OSError | UnicodeError) -> ConfigurationError:
+    reason = (error.strerror if isinstance(error, OSError) else "") or error
+    return ConfigurationError(
+        f"cannot listen on {address}: {reason}: listen.host must be a name or an address of this "
+        "machine"
+    )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 import click
 
+from spark_ledger.cli.arguments.amounts import count_from
 from spark_ledger.cli.arguments.json_rows import parse_row, to_batch
 from spark_ledger.cli.arguments.settings import Settings, common_options, standard_input
 from spark_ledger.cli.show.output import print_json, progress
@@ -28,12 +29,12 @@ _Line = tuple[int, bytes]
 @click.option("--file", type=click.File("rb"), help="Read this instead of standard input.")
 @click.option(
     "--commit-rows",
-    type=click.IntRange(min=1),
+    type=count_from(1),
     metavar="N",
     help="Commit so many rows at a time. [default: all of them are one commit]",
 )
 @click.option("--sink-id", metavar="ID", help="With --transaction: append at most once.")
-@click.option("--transaction", type=click.IntRange(min=0), metavar="N", help="Its number; ascends.")
+@click.option("--transaction", type=count_from(0), metavar="N", help="Its number; ascends.")
 @common_options
 @click.pass_obj
 def append(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from spark_ledger.cli.arguments.amounts import number_from
 from spark_ledger.cli.arguments.settings import Settings, common_options
 from spark_ledger.cli.show.output import JsonArray, age_text, print_table, size_text, time_text
 from spark_ledger.limits.keeper import UNNAMED_GRACE_S
@@ -24,7 +25,7 @@ _COLUMNS: Final = ("ledger#", "stream", "state", "user data#", "noted for", "due
 @click.option("--dry-run", is_flag=True, help="Look now, print what is found, and do nothing.")
 @click.option(
     "--unnamed-grace",
-    type=click.FloatRange(min=0),
+    type=number_from(0),
     default=UNNAMED_GRACE_S,
     show_default=True,
     metavar="SECONDS",

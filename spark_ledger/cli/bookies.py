@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from spark_ledger.cli.arguments.amounts import DURATION_S, size_of
+from spark_ledger.cli.arguments.amounts import DURATION_S, count_from, number_from, size_of
 from spark_ledger.cli.arguments.settings import Settings, common_options
 from spark_ledger.cli.show.output import age_text, print_json, print_table, size_text
 from spark_ledger.limits import KIB
@@ -78,7 +78,7 @@ def list_bookies(settings: Settings) -> None:
 @click.option("--dry-run", is_flag=True, help="Count what would go, and delete nothing.")
 @click.option(
     "--share",
-    type=click.FloatRange(min=0, max=1, min_open=True),
+    type=number_from(0, 1, above=True),
     metavar="SHARE",
     help="How much of what a bookie holds may go in this pass; 1: all of it.",
 )
@@ -96,7 +96,7 @@ def list_bookies(settings: Settings) -> None:
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0),
+    type=number_from(0),
     default=600.0,
     show_default=True,
     metavar="SECONDS",
@@ -242,11 +242,11 @@ def drain(
     help="Bytes per second that are read from one bookie at most.",
 )
 @click.option(
-    "--max-moves", type=click.IntRange(min=1), metavar="COUNT", help="Move so many copies at most."
+    "--max-moves", type=count_from(1), metavar="COUNT", help="Move so many copies at most."
 )
 @click.option(
     "--tolerance",
-    type=click.FloatRange(min=0.01, max=1),
+    type=number_from(0.01, 1),
     default=REBALANCE_TOLERANCE,
     show_default=True,
     metavar="SHARE",

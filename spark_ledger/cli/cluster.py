@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from spark_ledger.cli.arguments.amounts import count_from
 from spark_ledger.cli.arguments.settings import Settings, common_options
 from spark_ledger.cli.show.output import (
     print_json,
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from spark_ledger.cli.usage import Held, Usage
 
 
-_PLACES: Final = click.IntRange(min=1)
+_PLACES: Final = count_from(1)
 
 
 @click.group()

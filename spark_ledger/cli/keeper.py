@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spark_ledger.cli.arguments.amounts import DURATION_S, size_of
+from spark_ledger.cli.arguments.amounts import DURATION_S, number_from, size_of
 from spark_ledger.cli.arguments.settings import Settings, common_options
 from spark_ledger.cli.audit import audit, audit_fields, audit_lines
 from spark_ledger.cli.autorecovery import repair_config, repair_options
@@ -55,7 +55,7 @@ group.add_command(audit)
 @click.option("--until-input-ends", is_flag=True, help="Also end once standard input is closed.")
 @click.option(
     "--owner-grace",
-    type=click.FloatRange(min=0),
+    type=number_from(0),
     default=OWNER_GRACE_S,
     show_default=True,
     metavar="SECONDS",
@@ -63,7 +63,7 @@ group.add_command(audit)
 )
 @click.option(
     "--unnamed-grace",
-    type=click.FloatRange(min=0),
+    type=number_from(0),
     default=UNNAMED_GRACE_S,
     show_default=True,
     metavar="SECONDS",
@@ -72,7 +72,7 @@ group.add_command(audit)
 )
 @click.option(
     "--dropped-grace",
-    type=click.FloatRange(min=0),
+    type=number_from(0),
     default=DROPPED_GRACE_S,
     show_default=True,
     metavar="SECONDS",
@@ -81,7 +81,7 @@ group.add_command(audit)
 )
 @click.option(
     "--interval",
-    type=click.FloatRange(min=0.1),
+    type=number_from(0.1),
     default=KEEPER_PASS_S,
     show_default=True,
     metavar="SECONDS",
@@ -103,7 +103,7 @@ group.add_command(audit)
 @repair_options
 @click.option(
     "--audit-interval",
-    type=click.FloatRange(min=0),
+    type=number_from(0),
     default=AUDIT_S,
     show_default=True,
     metavar="SECONDS",
@@ -111,7 +111,7 @@ group.add_command(audit)
 )
 @click.option(
     "--optimize-interval",
-    type=click.FloatRange(min=0),
+    type=number_from(0),
     default=OPTIMIZE_S,
     show_default=True,
     metavar="SECONDS",

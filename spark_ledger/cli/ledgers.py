@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 import click
 
-from spark_ledger.cli.arguments.amounts import LEDGER_ID
+from spark_ledger.cli.arguments.amounts import LEDGER_ID, count_from, number_from
 from spark_ledger.cli.arguments.settings import (
     Command,
     Settings,
@@ -203,7 +203,7 @@ def create(
 @click.option("--file", "file", type=click.File("rb"), help="Read entries from a file (-: stdin).")
 @click.option(
     "--entry-bytes",
-    type=click.IntRange(min=1),
+    type=count_from(1),
     help="Cut the input into entries of this size instead of lines.",
 )
 @creation_options
@@ -319,12 +319,10 @@ hex_option = click.option("--hex", "as_hex", is_flag=True, help="Print entry id 
 
 @group.command()
 @ledger_argument
-@click.option(
-    "--first", default=0, type=click.IntRange(min=0), help="The first entry, counted from 0."
-)
+@click.option("--first", default=0, type=count_from(0), help="The first entry, counted from 0.")
 @click.option(
     "--last",
-    type=click.IntRange(min=0),
+    type=count_from(0),
     help="The last entry; by default the ledger's.",
 )
 @hex_option
@@ -348,10 +346,10 @@ def read(
 
 @group.command()
 @ledger_argument
+@click.option("--start", default=0, type=count_from(0), help="The first entry, counted from 0.")
 @click.option(
-    "--start", default=0, type=click.IntRange(min=0), help="The first entry, counted from 0."
+    "--idle-timeout", type=number_from(), help="Stop after this many seconds without an entry."
 )
-@click.option("--idle-timeout", type=float, help="Stop after this many seconds without an entry.")
 @hex_option
 @password_option
 @common_options

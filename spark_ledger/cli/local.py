@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from spark_ledger.cli.arguments.amounts import DURATION_S, size_of
+from spark_ledger.cli.arguments.amounts import DURATION_S, count_from, size_of
 from spark_ledger.cli.arguments.settings import METADATA_VARIABLE, Command, Settings, common_options
 from spark_ledger.cli.show.output import print_json, print_table, progress
 from spark_ledger.errors import BookieUnavailableError
@@ -43,10 +43,10 @@ def group() -> None:
 
 
 @group.command()
-@click.option("--bookies", type=click.IntRange(min=1), default=3, show_default=True)
+@click.option("--bookies", type=count_from(1), default=3, show_default=True)
 @click.option(
     "--racks",
-    type=click.IntRange(min=1),
+    type=count_from(1),
     metavar="N",
     help="Deal the bookies out to so many racks; see ledger cluster placement.",
 )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spark_ledger.cli.arguments.amounts import size_of
+from spark_ledger.cli.arguments.amounts import count_from, size_of
 from spark_ledger.cli.arguments.settings import Settings, common_options
 from spark_ledger.cli.show.output import print_json, print_table, progress, size_text
 from spark_ledger.limits.stream import PACKED_ENTRIES_MIN
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--min-entries",
-    type=click.IntRange(min=1),
+    type=count_from(1),
     default=PACKED_ENTRIES_MIN,
     show_default=True,
     help="Leave fewer small entries in a row as they are.",

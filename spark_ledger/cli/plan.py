@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from spark_ledger.amounts import parse_size_bytes
-from spark_ledger.cli.arguments.amounts import Amount
+from spark_ledger.cli.arguments.amounts import Amount, count_from
 from spark_ledger.cli.arguments.positions import position, position_text
 from spark_ledger.cli.arguments.settings import Settings, common_options
 from spark_ledger.cli.show.output import print_json, print_table, size_text
@@ -47,7 +47,7 @@ class _Row(NamedTuple):
 @click.option("--end", callback=position, default="latest", show_default=True, help="Excluded.")
 @click.option(
     "--partitions",
-    type=click.IntRange(min=1),
+    type=count_from(1),
     default=1,
     help="The least number of partitions, as Spark's option minPartitions.",
 )

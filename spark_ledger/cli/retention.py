@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spark_ledger.cli.arguments.amounts import AGE_S, size_of
+from spark_ledger.cli.arguments.amounts import AGE_S, count_from, size_of
 from spark_ledger.cli.arguments.positions import position, position_or_time, position_text
 from spark_ledger.cli.arguments.settings import Settings, common_options
 from spark_ledger.cli.ledgers import confirm
@@ -74,7 +74,7 @@ def limit_options(prefix: str = "") -> list[click.Option]:
         ),
         click.Option(
             [f"--{prefix}rows", "rows"],
-            type=click.IntRange(min=1),
+            type=count_from(1),
             metavar="N",
             help="Keep the last N rows.",
         ),

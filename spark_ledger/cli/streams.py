@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_ledger.cli.appending import append
+from spark_ledger.cli.arguments.amounts import count_from, number_from
 from spark_ledger.cli.arguments.ddl import parse_columns
 from spark_ledger.cli.arguments.positions import position, position_text
 from spark_ledger.cli.arguments.settings import Settings, common_options
@@ -107,7 +108,7 @@ def create(
 @stream_argument
 @click.option("--start", callback=position, default="earliest", show_default=True)
 @click.option("--end", callback=position, default="latest", show_default=True, help="Excluded.")
-@click.option("--limit", type=click.IntRange(min=1), help="Stop after this many rows.")
+@click.option("--limit", type=count_from(1), help="Stop after this many rows.")
 @common_options
 @click.pass_obj
 def read(
@@ -121,7 +122,9 @@ def read(
 @group.command()
 @stream_argument
 @click.option("--start", callback=position, default="latest", show_default=True)
-@click.option("--idle-timeout", type=float, help="Stop after this many seconds without a row.")
+@click.option(
+    "--idle-timeout", type=number_from(), help="Stop after this many seconds without a row."
+)
 @common_options
 @click.pass_obj
 def tail(settings: Settings, name: str, start: str | Dlsn, idle_timeout: float | None) -> None:
@@ -132,7 +135,13 @@ def tail(settings: Settings, name: str, start: str | Dlsn, idle_timeout: float |
 
 @group.command()
 @stream_argument
-@click.option("--commits", default=10, show_default=True, help="How many of the last commits.")
+@click.option(
+    "--commits",
+    type=count_from(0),
+    default=10,
+    show_default=True,
+    help="How many of the last commits.",
+)
 @click.option("--ledgers", "counts", is_flag=True, help="Count its ledgers: reads all commits.")
 @common_options
 @click.pass_obj

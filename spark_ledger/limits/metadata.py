@@ -11,6 +11,11 @@ from spark_ledger.limits import MIB
 SESSION_TIMEOUT_S: Final = 10.0
 """A client silent for this long loses its ephemeral nodes. The server bounds it to 2-20 ticks."""
 
+SESSION_TIMEOUT_S_MAX: Final = 3600.0
+"""The longest session that may be asked for; servers grant a few minutes at most. On the wire it is
+a 32-bit number of milliseconds, and each attempt to connect names the server once per
+``ZOOKEEPER_CONNECT_ATTEMPT_S`` of it."""
+
 ZOOKEEPER_CONNECT_ATTEMPT_S: Final = 2.5
 """About how long a server may take to accept a session, before it is tried again. One that is just
 starting swallows the first message, and would cost the whole session timeout otherwise."""

@@ -93,7 +93,8 @@ def _socket_path(run_id: str) -> Path | None:
 def send(run_id: str, report: Report) -> None:
     """Tell the listener of a run, if there is one on this machine. Never waits, never fails."""
     path = _socket_path(run_id)
-    if path is None or not path.exists() or not _is_private(path.parent):
+    # In this order: a directory that somebody else has made may be one that we may not look into.
+    if path is None or not _is_private(path.parent) or not path.exists():
         return
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
         out.settimeout(REPORT_SENT_AGAIN_S)

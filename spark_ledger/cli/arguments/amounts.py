@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Final
 
 import click
 
 from spark_ledger.amounts import parse_age_s, parse_duration_s, parse_size_bytes
+from spark_ledger.limits import NUMBER_MAX
 
 
 class Amount(click.ParamType[float]):
@@ -25,6 +27,19 @@ class Amount(click.ParamType[float]):
             return self._parse(str(value))
         except ValueError as error:
             self.fail(f"{value!r}: {error}", param, ctx)
+
+
+class _Number(click.FloatRange):
+    """A number in a range. Of "not a number" nothing is true, so no range holds or excludes it."""
+
+    def convert(
+        self, value: float, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """The number of a text, or wrong usage."""
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is no number", param, ctx)
+        return number
 
 
 _ID_DIGITS_MAX: Final = 19
@@ -57,3 +72,15 @@ AGE_S = Amount("age", parse_age_s)
 def size_of(low: int, high: int | None = None) -> Amount:
     """Bytes, from 64k, 128m or 1g."""
     return Amount("size", parse_size_bytes(low, high))
+
+
+def number_from(
+    low: float | None = None, high: float | None = None, *, above: bool = False
+) -> click.ParamType[float]:
+    """A number from ``low`` on, or above it."""
+    return _Number(min=low, max=high, min_open=above)
+
+
+def count_from(low: int) -> click.IntRange:
+    """A whole number from ``low`` on that C takes."""
+    return click.IntRange(min=low, max=NUMBER_MAX)

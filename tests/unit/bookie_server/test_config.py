@@ -6,6 +6,7 @@ import math
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from bookie_server.config import BookieConfig, load, parse
@@ -104,15 +105,131 @@ def test_path_that_can_be_none_is_named_with_its_key(key: str, name: str) -> Non
         parse(text, PATH)
 
 
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("", "", ""),
+        ("host-1", "host-1", ""),
+        ("bookie_0.x.svc.:65535", "bookie_0.x.svc.", "65535"),
+        ("10.0.0.1:1", "10.0.0.1", "1"),
+        ("::2", "::2", ""),
+        ("[::2]", "::2", ""),
+        ("[fe80::1%eth0]:3181", "fe80::1%eth0", "3181"),
+        ("x" * 63 + ".y9", "x" * 63 + ".y9", ""),
+    ],
+)
+def test_address_for_clients_is_a_host_and_perhaps_a_port(text: str, host: str, port: str) -> None:
+    config = parse(f'{GOOD}[listen]\nadvertised_address = "{text}"\n', PATH)
+    assert config.listen.advertised == (host, port)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        *((f"h:{port}", "from 1 to 65535") for port in ("99999", "0", "", "http", "00003181", "٣")),
+        ("http://h", "from 1 to 65535"),
+        *((host, "neither a name nor") for host in ("u/h:1", ":1", "u@h", "h o", "ü", "-h")),
+        *(
+            (host, "neither a name nor")
+            for host in ("a..b", ".", "x" * 64, "x." * 127, "h/x", "h\\n")
+        ),
+        *((host, "is no IP address") for host in ("a:b:c", "::1:x", "[a:b]", "256.0.0.1", "3181")),
+        *((host, "that clients can connect to") for host in ("0.0.0.0", "[::]:1", "::")),
+        *((host, "brackets hold") for host in ("[::1", "[h]:1", "[]", "[::1]1", "[::1]]")),
+    ],
+)
+def test_address_that_no_client_could_connect_to_is_refused(text: str, why: str) -> None:
+    """Else the bookie is registered as writable, and each ledger that needs it fails."""
+    with pytest.raises(ConfigurationError) as caught:
+        parse(f'{GOOD}[listen]\nadvertised_address = "{text}"\n', PATH)
+    assert why in str(caught.value)
+    assert f"{PATH}: listen.advertised_address is" in str(caught.value)
+
+
 def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"missing\.toml cannot be read"):
         load(tmp_path / "missing.toml")
 
 
-def test_values_that_do_not_go_together_are_refused_by_the_storage() -> None:
-    config = parse(GOOD.replace('"/b"', '"journal"'), PATH)
-    with pytest.raises(ConfigurationError, match="different directories"):
-        config.storage_config(BookieId("b"), "c")
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (GOOD.replace('"/b"', '"journal"'), "different directories"),
+        (GOOD + "entry_log_bytes = 4294967296\n", "entry_log_bytes is 4294967296: at most"),
+        (GOOD + "journal_file_bytes = 1024\n", "journal_file_bytes is 1024: at least 65536"),
+        (GOOD + "disk_high_water_mark = 0.5\n", "water"),
+    ],
+)
+def test_values_that_the_storage_refuses_are_refused_before_anything_is_made(
+    text: str, message: str
+) -> None:
+    """Behind the format, directories are made and the name is taken."""
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        parse(text, PATH)
+    assert str(caught.value).startswith(f"configuration file {PATH}: storage: ")
+
+
+def numbers(kind: type[msgspec.Struct], section: str = "") -> list[tuple[str, str, type]]:
+    """Section, key and type of every number in the file."""
+    found: list[tuple[str, str, type]] = []
+    for field in msgspec.inspect.type_info(kind).fields:  # type: ignore[attr-defined]
+        if isinstance(field.type, msgspec.inspect.StructType):
+            found += numbers(field.type.cls, field.name)
+        elif isinstance(field.type, msgspec.inspect.FloatType):
+            found.append((section, field.name, float))
+        elif isinstance(field.type, msgspec.inspect.IntType):
+            found.append((section, field.name, int))
+    return found
+
+
+def with_value(section: str, key: str, value: str) -> str:
+    line = f"{key} = {value}\n"
+    if section in ("", "storage"):
+        return line + GOOD if not section else GOOD + line
+    return f"{GOOD}[{section}]\n{line}"
+
+
+NUMBERS = numbers(BookieConfig)
+OF_THE_KEEPER = [each for each in NUMBERS if each[0] in ("keeper", "autorecovery")]
+"""Infinity is as good as any for these; it is told at most what it takes on its command line."""
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "bound"),
+    [
+        *((s, k, v, "<") for s, k, kind in NUMBERS if kind is float for v in ("nan", "-1.0")),
+        *(
+            (s, k, v, "<=")
+            for s, k, kind in NUMBERS
+            if kind is float and (s, k, kind) not in OF_THE_KEEPER
+            for v in ("inf", "1e300", "3153600001.0")
+        ),
+        *(
+            (s, k, str(v), "<=")
+            for s, k, kind in NUMBERS
+            if kind is int and (s, k, kind) not in OF_THE_KEEPER
+            for v in (2**63, 10**30)
+        ),
+        ("storage", "journal_file_bytes", str(2**63 - 1), "<= 1099511627776"),
+        ("storage", "index_map_bytes", str(2**47), "<= 70368744177664"),
+        ("", "session_timeout_s", "3600.1", "<= 3600.0"),
+    ],
+)
+def test_number_beyond_what_the_program_can_take_is_named_with_its_bound(
+    section: str, key: str, value: str, bound: str
+) -> None:
+    """Else it is a traceback, and a supervisor starts the bookie again for ever."""
+    with pytest.raises(ConfigurationError) as caught:
+        parse(with_value(section, key, value), PATH)
+    assert f"{section}.{key}".strip(".") in str(caught.value)
+    assert bound in str(caught.value) or bound == "<"
+
+
+def test_longest_times_and_largest_files_are_taken() -> None:
+    text = GOOD + "flush_interval_s = 3153600000.0\njournal_file_bytes = 1099511627776\n"
+    assert parse(text, PATH).storage.flush_interval_s == 36_500 * 86_400
+    for section, key, kind in OF_THE_KEEPER:
+        assert parse(with_value(section, key, "inf" if kind is float else str(10**30)), PATH)
 
 
 def test_a_configuration_does_not_change() -> None:

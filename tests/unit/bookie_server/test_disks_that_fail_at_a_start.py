@@ -6,13 +6,15 @@ import asyncio
 import errno
 import os
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import Any, cast
 
 import pytest
 
+from bookie_server.config import BookieConfig
 from bookie_server.exit_codes import EXIT_FATAL, EXIT_REFUSED
 from bookie_server.opening import open_bookie
+from bookie_server.registration import is_formatted
 from bookie_server.server import BookieServer, _exit_code
 from bookie_server.storage.config import StorageConfig
 from bookie_server.storage.cookie import format_directories, lock_directories
@@ -70,6 +72,17 @@ def identifying(number: int, *kinds: str) -> Callable[[], object]:
     return lambda: asyncio.run(start())
 
 
+def looking(number: int) -> Callable[[], object]:
+    class Name(PosixPath):
+        def stat(self, **_options: Any) -> Any:
+            raise OSError(number, os.strerror(number), str(self))
+
+    class Config:
+        journal_directory = Name("/j")
+
+    return lambda: is_formatted(cast(BookieConfig, Config()))
+
+
 @pytest.mark.parametrize(
     ("number", "code"), [(errno.EIO, EXIT_FATAL), (errno.EACCES, EXIT_REFUSED)]
 )
@@ -81,6 +94,7 @@ def identifying(number: int, *kinds: str) -> Callable[[], object]:
         lambda number: opening(number, JOURNAL, "list"),
         lambda number: opening(number, LEDGERS[0], "sync_directory"),
         locking,
+        looking,
         lambda number: identifying(number),
         lambda number: identifying(number, "rename"),
     ],

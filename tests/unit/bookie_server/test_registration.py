@@ -77,6 +77,20 @@ async def test_a_new_bookie_is_known_everywhere(
 
 
 @with_store
+async def test_directory_that_cannot_be_looked_into_is_named_before_anything_is_made(
+    config: BookieConfig, store: MemoryMetadataStore
+) -> None:
+    """As one of another user: a restart, which another exit code asks for, meets it again."""
+    journal = str(config.journal_directory.with_name("x" * 300))
+    storage = msgspec.structs.replace(config.storage, journal_directory=journal)
+    config = msgspec.structs.replace(config, storage=storage)
+    with pytest.raises(ConfigurationError, match=r"bookie\.json cannot be read: .*too long"):
+        await format_new(config, store)
+    assert not await BookieRegistry(store).list_cookies()
+    assert not config.ledger_directories[0].exists()
+
+
+@with_store
 async def test_a_bookie_without_a_name_gets_a_random_one(
     config: BookieConfig, store: MemoryMetadataStore
 ) -> None:

@@ -304,3 +304,10 @@ def test_secret_is_taken_as_it_is_written(
     file = tmp_path / "secret"
     file.write_text("two words\n")
     assert Secret(f"file:{file}").reveal() == "two words", "without the end of its line"
+
+
+@pytest.mark.parametrize("option", ["readTimeout", "speculativeReadDelay", "maxTriggerDelay"])
+def test_time_that_no_timer_can_wait_for_is_refused_with_its_option(option: str) -> None:
+    """The client would refuse it later, under a name of its own."""
+    with pytest.raises(ConfigurationError, match=rf"{option} .*at most 36500d"):
+        read(**{"stream": "s", "minRowsPerTrigger": "1", option: "36501d"})

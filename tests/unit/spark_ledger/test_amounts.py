@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_ledger.amounts import parse_age_s, parse_duration_s, parse_size_bytes
+from spark_ledger.amounts import parse_age_s, parse_duration_s, parse_size_bytes, parse_timeout_s
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,14 @@ def test_duration_with_a_unit_is_in_seconds(text: str, seconds: float) -> None:
 def test_duration_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="needs a time above 0"):
         parse_duration_s(text)
+
+
+def test_timeout_of_more_than_a_century_is_refused() -> None:
+    """No timer takes it; what retention keeps, and what a time is counted back, may be longer."""
+    assert parse_timeout_s("36500d") == 3_153_600_000
+    with pytest.raises(ValueError, match="at most 36500d"):
+        parse_timeout_s("36500.1d")
+    assert parse_duration_s("99999d") == parse_age_s("99999d") == 99_999 * 86_400
 
 
 def test_age_without_its_unit_is_refused() -> None:

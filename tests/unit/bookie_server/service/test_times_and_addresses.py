@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from bookie_server.service import answered_adds, append_session
+from bookie_server.service import admin, answered_adds, append_session
 from bookie_server.service.grpc_server import GrpcServer
+from spark_ledger.errors import ConfigurationError
 from tests.unit.bookie_server.service import test_append_session
 from tests.unit.bookie_server.service.test_append_session import settle
 from tests.unit.bookie_server.service.test_grpc_service import Fixture, on_loop
@@ -70,3 +71,20 @@ async def test_host_in_brackets_is_looked_up_without_them(f: Fixture) -> None:
         patch.setattr(server._server, "add_insecure_port", take)
         assert server.bind("[::1]", 0) == 3181
     assert (asked, bound) == (["::1"], ["[::1]:0"])
+
+
+@on_loop
+async def test_host_that_is_not_this_machine_is_named_and_not_called_in_use(f: Fixture) -> None:
+    for host in ("192.0.2.1", "x" * 300, "a..b"):
+        with pytest.raises(ConfigurationError, match=r"cannot listen on .*: .*: listen\.host must"):
+            GrpcServer(f.service, f.metrics).bind(host, 0)
+        with pytest.raises(ConfigurationError, match="cannot listen on"):
+            admin.bind(host, 0)
+
+
+@on_loop
+async def test_port_that_is_in_use_is_called_so(f: Fixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=r"127\.0\.0\.1:\d+: is it in use\?"):
+            GrpcServer(f.service, f.metrics).bind("127.0.0.1", port)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import tempfile
 import threading
@@ -237,6 +238,23 @@ def test_directory_of_another_user_is_not_used(
     (directory,) = sockets.iterdir()
     assert directory.name.endswith("4242") and list(directory.iterdir()) == []
     inbox.close()
+
+
+def test_task_goes_on_though_the_directory_of_another_user_may_not_be_looked_into(
+    monkeypatch: pytest.MonkeyPatch, sockets: Path
+) -> None:
+    """Who took the name first could end each query of this user on the machine."""
+    Inbox(RUN).close()
+
+    def exists(path: Path) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr("os.getuid", lambda: 4242)
+    (directory,) = sockets.iterdir()
+    directory.rename(directory.with_name("spark-ledger-4242"))
+    directory.with_name("spark-ledger-4242").chmod(0o777)
+    monkeypatch.setattr(Path, "exists", exists)
+    send(RUN, WRITE)
 
 
 def test_directory_that_others_may_enter_is_not_used(sockets: Path) -> None:
