@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import faulthandler
 import logging
 import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
-from functools import partial
 
 from bookie_server.exit_codes import EXIT_FATAL
 from bookie_server.service.guard.beat import call_on_beat
@@ -96,26 +95,26 @@ class LoopWatch:
         text = f"the loop of the service has stood still for {self.stands_still_s:.1f} s"
         if self.stands_still_s >= self._told_s and not self._is_told:
             self._is_told = True
-            _say(logging.ERROR, f"{text}; what each thread does follows")
-            _aside(_show_threads)
+            _say(logging.ERROR, f"{text}; what each thread does:\n{_threads()}")
         if self.stands_still_s >= self._still_s:
             _say(logging.CRITICAL, f"{text}: the process ends, everything acknowledged is stored")
             self._end()
 
 
+def _threads() -> str:
+    """Where each thread is. Not by ``faulthandler``: it writes while it holds the interpreter, and
+    who reads the output may not."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return "\n".join(
+        f"thread {names.get(number, number)}:\n{''.join(traceback.format_stack(frame)).rstrip()}"
+        for number, frame in sys._current_frames().items()
+    )
+
+
 def _say(level: int, text: str) -> None:
-    """Log it, unless the loop holds the lock of the log, or waits for who reads it."""
-    _aside(partial(logger.log, level, "%s", text))
-
-
-def _show_threads() -> None:
-    with contextlib.suppress(OSError, ValueError, RuntimeError):  # no such output
-        faulthandler.dump_traceback(sys.stderr)
-
-
-def _aside(work: Callable[[], None]) -> None:
-    """Have another thread do what may never end, and wait for it only for a moment."""
-    thread = threading.Thread(target=work, name="loop-watch-says", daemon=True)
+    """Log it, in a thread that is waited for only for a moment: the loop may hold the lock of the
+    log, or wait for who reads it."""
+    thread = threading.Thread(target=logger.log, args=(level, "%s", text), daemon=True)
     with contextlib.suppress(RuntimeError):  # no thread is to be had: it is not said
         thread.start()
         thread.join(1.0)

@@ -267,8 +267,6 @@ class _LedgerRead:
         self._wanted = wanted
         self._partition = partition
         self._next_entry = int(partition.first_entry)
-        self._away: MetadataUnavailableError | None = None
-        """Why the metadata could not be read when they were last asked for."""
 
     def remaining(self) -> Iterator[pa.RecordBatch]:
         """The entries that were not delivered yet."""
@@ -276,12 +274,10 @@ class _LedgerRead:
         if self._next_entry > last:
             return
         reader = sessions.ledger_reader(self._options.connection, ledger_id)
-        if last > reader.last_add_confirmed or self._away is not None:
+        if last > reader.last_add_confirmed:
             try:
                 reader.refresh()
-                self._away = None
-            except MetadataUnavailableError as error:  # the driver goes on with whom it knows
-                self._away = error
+            except MetadataUnavailableError:  # the driver goes on with whom it knows
                 reader.refresh_confirmed()
                 if last > reader.last_add_confirmed:
                     raise
@@ -302,10 +298,12 @@ class _LedgerRead:
                 wanted = self._wanted
                 yield pa.RecordBatch.from_arrays([columns[n] for n in wanted.names], schema=wanted)
                 self._next_entry = batch.last_entry + 1
-        except NoSuchEntryError as error:
-            if self._away is None:
+        except NoSuchEntryError:
+            known = reader.metadata
+            reader.refresh()  # others may have it, and only the metadata name them
+            if reader.metadata == known:
                 raise
-            raise self._away from error  # others may have it, and only the metadata name them
+            yield from self.remaining()
 
 
 def _resized(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

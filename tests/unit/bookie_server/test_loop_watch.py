@@ -45,10 +45,10 @@ def test_loop_that_stands_still_is_told_once_and_ended(caplog: pytest.LogCapture
     watched.look_for(TOLD_S - 1)
     assert not caplog.records
     watched.look_for(STILL_S - TOLD_S)
-    told = [each.message for each in caplog.records]
-    assert told == [
-        "the loop of the service has stood still for 5.0 s; what each thread does follows"
-    ]
+    (told,) = [each.message for each in caplog.records]
+    assert told.startswith("the loop of the service has stood still for 5.0 s; what each thread")
+    assert "thread MainThread:" in told
+    assert "test_loop_that_stands_still_is_told_once_and_ended" in told
     assert not watched.ended_at
     watched.look_for(1)
     assert watched.ended_at == [100.0 + STILL_S]
@@ -114,9 +114,7 @@ from bookie_server.loop_watch import LoopWatch
 logging.basicConfig()
 
 def waits_for_nobody():
-    lock = threading.Lock()
-    lock.acquire()
-    lock.acquire()
+    {how}
 
 async def serve():
     with LoopWatch(beat_s=0.1, told_s=0.3, still_s=1.0).running():
@@ -128,8 +126,19 @@ asyncio.run(serve())
 
 
 def test_process_whose_loop_waits_for_a_lock_ends_and_shows_where() -> None:
-    argv = [sys.executable, "-c", PROCESS]
+    how = "lock = threading.Lock(); lock.acquire(); lock.acquire()"
+    argv = [sys.executable, "-c", PROCESS.format(how=how)]
     ended = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == EXIT_FATAL
     assert "waits_for_nobody" in ended.stderr
     assert "has stood still for" in ended.stderr
+
+
+def test_process_whose_output_nobody_reads_ends() -> None:
+    """Its loop waits for the reader, behind the lock of the log."""
+    argv = [sys.executable, "-c", PROCESS.format(how="logging.warning('x' * (1 << 20))")]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE) as process:
+        try:
+            assert process.wait(timeout=60) == EXIT_FATAL
+        finally:
+            process.kill()

@@ -51,6 +51,8 @@ class Asked:
 
     metadata_away = False
     bookies_know = 2
+    metadata = 1
+    metadata_are = 1
 
     def __init__(self) -> None:
         self.hints: list[object] = []
@@ -64,6 +66,8 @@ class Asked:
         self.refreshed += 1
         if self.metadata_away:
             raise MetadataUnavailableError("no ZooKeeper answered")
+        self.metadata = self.metadata_are
+        self.refresh_confirmed()
 
     def refresh_confirmed(self) -> None:
         self.last_add_confirmed = self.bookies_know
@@ -157,10 +161,16 @@ def test_task_learns_of_bookies_what_is_confirmed_while_the_metadata_are_away(
 
 
 @pytest.mark.parametrize("tries", [1, 3])
+@pytest.mark.parametrize("is_told", [True, False])
 @pytest.mark.parametrize("error", [MetadataUnavailableError, NoSuchEntryError])
 def test_entry_is_not_called_lost_while_nobody_can_say_who_else_has_it(
-    asked: Asked, monkeypatch: pytest.MonkeyPatch, error: type[LedgerError], tries: int
+    asked: Asked,
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[LedgerError],
+    is_told: bool,
+    tries: int,
 ) -> None:
+    """Also where another task of the process has asked what is confirmed."""
     real, clock = asked.read_batches, Clock()
 
     def read_batches(first: int, _last: int, **how: Any) -> Iterator[EntryBatch]:
@@ -171,9 +181,29 @@ def test_entry_is_not_called_lost_while_nobody_can_say_who_else_has_it(
     monkeypatch.setattr(task, "RETRY_IN_TASK_S", sum(RETRY_PAUSES_S[: tries - 1]))
     monkeypatch.setattr(asked, "read_batches", read_batches)
     asked.metadata_away, asked.bookies_know = error is MetadataUnavailableError, 4
+    asked.last_add_confirmed = 4 if is_told else 2
     with pytest.raises(error):
         list(read("ledgerId", of_ledger(FirstReads(), 4)))
     assert len(clock.pauses) == (tries - 1) * (error is MetadataUnavailableError)
+
+
+def test_entry_is_read_of_those_that_the_metadata_name_by_now(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another task of the process has learned of bookies what is confirmed, and not who has it."""
+    real = asked.read_batches
+
+    def read_batches(first: int, last: int, **how: Any) -> Iterator[EntryBatch]:
+        if asked.metadata == 2:
+            yield from real(first, last, **how)
+        else:
+            yield from real(first, 2, **how)
+            raise NoSuchEntryError("ledger 5: no bookie holds entry 3")
+
+    monkeypatch.setattr(asked, "read_batches", read_batches)
+    asked.last_add_confirmed, asked.metadata_are = 4, 2
+    given = list(read("ledgerId", of_ledger(FirstReads(), 4)))
+    assert [row for each in given for row in each.column("entry_id").to_pylist()] == [0, 1, 2, 3, 4]
 
 
 @pytest.fixture
