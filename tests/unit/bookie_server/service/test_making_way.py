@@ -17,6 +17,7 @@ from bookie_server.service.long_polls import LongPolls
 from bookie_server.service.metrics import ServiceMetrics
 from bookie_server.service.spare_streams import SpareStreams
 from spark_ledger.limits.bookie import BOOKIE_RECEIVE_S, BOOKIE_UNREAD_GRACE_S
+from spark_ledger.types import BookieStatus
 from spark_ledger.wire import bookie_pb2 as pb
 from tests.contracts.scripted_bookie import ScriptedBookie
 from tests.hostile.http2 import RawConnection, message
@@ -116,6 +117,26 @@ def test_look_for_a_poll_in_vain_is_not_repeated_at_once_for_who_has_as_many() -
     assert not long_polls.make_way(1) and looks == 2
     now = 1.0
     assert not long_polls.make_way(1) and looks == 3
+
+
+def test_polls_that_make_way_in_one_turn_are_as_many_as_are_let_in() -> None:
+    """Calls that come in one turn of the loop: each has a poll end that no other one ends."""
+
+    async def main() -> None:
+        long_polls = LongPolls(ScriptedBookie(), ServiceMetrics())
+        waiting = [asyncio.create_task(long_polls.end_of_ledger(POLL, "greedy")) for _ in range(4)]
+        await asyncio.sleep(0)
+        assert len(long_polls) == 4
+        assert [long_polls.make_way(0) for _ in range(4)] == [True, True, True, False]
+        assert len(long_polls) == 1
+        await asyncio.sleep(0.01)
+        ended = [each.result().status for each in waiting if each.done()]
+        assert ended == [BookieStatus.TOO_MANY_REQUESTS] * 3
+        long_polls.drain()
+        await asyncio.gather(*waiting)
+        assert len(long_polls) == 0
+
+    asyncio.run(main())
 
 
 def test_idle_append_streams_of_others_do_not_keep_a_new_writer_out(

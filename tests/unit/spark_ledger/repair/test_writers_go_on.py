@@ -11,7 +11,12 @@ import pytest
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.writer import LedgerWriter
-from spark_ledger.errors import BookieUnavailableError, LedgerError
+from spark_ledger.errors import (
+    BookieUnavailableError,
+    LedgerError,
+    MetadataUnavailableError,
+    OutcomeUnknownError,
+)
 from spark_ledger.limits.repair import REPAIR_ASKS_AT_ONCE
 from spark_ledger.metadata.ledgers import LedgerStore
 from spark_ledger.repair.decommission import decommission
@@ -169,6 +174,40 @@ def test_copies_go_on_beside_open_ledgers_whose_bookies_do_not_answer(
             await asyncio.sleep(0.1)
         assert loop.time() - begun < 1.0 and 0 < most <= REPAIR_ASKS_AT_ONCE
         work.cancel()
+
+    run_virtually(test, bookies=5)
+
+
+@pytest.mark.parametrize(
+    "error", [MetadataUnavailableError, OutcomeUnknownError, asyncio.CancelledError]
+)
+def test_questions_that_an_outage_or_the_end_of_a_pass_cuts_off_leave_their_room(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a long life of a worker: what is asked later would wait until the grace is over, and only
+    then the time would begin."""
+
+    async def test(world: World) -> None:
+        client, writer, cared = await begun_with(world)
+        ledger = await LedgerStore(client.store).read(writer.ledger_id)
+        asked, answers = 0, False
+
+        async def away(_is_question: bool) -> None:
+            nonlocal asked
+            asked += 1
+            if not answers:
+                raise error("away")
+
+        before_opening(monkeypatch, cared, away)
+        graces = cared.worker._graces
+        for _ in range(3 * REPAIR_ASKS_AT_ONCE):
+            with pytest.raises(error, match="away"):
+                await graces.is_over(ledger, 300.0, ())
+        answers = True
+        assert not await graces.is_over(ledger, 300.0, ())
+        assert asked == 3 * REPAIR_ASKS_AT_ONCE + 1, "it is asked at once"
+        cared.clock.now += 301.0
+        assert await graces.is_over(ledger, 300.0, ()), "its writer has added nothing since"
 
     run_virtually(test, bookies=5)
 

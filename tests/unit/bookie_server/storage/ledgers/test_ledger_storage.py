@@ -7,9 +7,18 @@ import time
 
 import pytest
 
+from bookie_server.storage.fs.memory_fs import MemoryDisk
+from bookie_server.storage.journal.files import journal_numbers
 from bookie_server.storage.journal.mark import Mark
 from spark_ledger.types import BookieStatus
-from tests.unit.bookie_server.storage.support import Machine, formatted
+from tests.unit.bookie_server.storage.support import (
+    JOURNAL,
+    LEDGERS,
+    Machine,
+    expected,
+    formatted,
+    small_config,
+)
 
 
 def test_flush_failure_is_that_of_the_last_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,3 +74,24 @@ def test_next_ledger_id_is_above_what_is_stored_and_what_is_not() -> None:
     assert machine.bookie.next_ledger_id() == 10, "also without an entry"
     machine.flush()
     assert machine.bookie.next_ledger_id() == 10
+
+
+@pytest.mark.parametrize("full", (0, 1))
+def test_directory_that_never_had_room_keeps_the_whole_journal(full: int) -> None:
+    """A new bookie of which one ledger disk is full: no flush has given that directory a mark yet.
+    What the others have stored is no reason to remove a file from which it has to be filled."""
+    files = formatted()
+    files.disks = (MemoryDisk(0, [LEDGERS[full]]),)
+    config = small_config(disk_reserve_bytes=0)
+    machine = Machine(files, config)
+    ledgers = (6, 7)
+    for entry in range(40):  # of two journal files and more
+        for ledger in ledgers:
+            assert machine.add(ledger, [entry], recovery=True, size=2000) is BookieStatus.OK
+    with pytest.raises(OSError, match="space"):
+        machine.flush()
+    assert machine.bookie.stats().journal.file_number > 2
+    assert journal_numbers(files, JOURNAL)[0] == 1
+    machine = Machine(files.crash_clone(None), config)
+    for ledger in ledgers:
+        assert machine.held(ledger) == expected(ledger, range(40), 2000)
