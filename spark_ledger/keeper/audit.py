@@ -153,8 +153,9 @@ class Audit:
         if state.begun_s is not None:
             return state  # another keeper has begun it
         now_s = self._worked_s()
-        # Metadata that were restored, or written by hand, put no audit off for longer than that.
-        since_s = now_s - min(state.ended_s, now_s)
+        # The work may be counted anew, as that node was damaged: then the last one ended at a time
+        # that is far to come. One a little ahead is of a keeper that was killed before it saved.
+        since_s = abs(now_s - state.ended_s)
         if not state.is_asked and not 0 < self._interval_s <= since_s:
             return None
         return await self._save(begun_s=now_s, next_page=0, so_far=Unlisted(), is_asked=False)

@@ -451,9 +451,11 @@ def test_page_of_names_that_was_not_written_down_is_written_by_the_next_save(
     run(test)
 
 
+@pytest.mark.parametrize("pages", [0, 1])
 def test_audit_that_another_keeper_went_on_with_counts_what_that_one_has_found(
-    small_parts: None, monkeypatch: pytest.MonkeyPatch
+    pages: int, small_parts: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And nothing twice: pages that the other one has done are done."""
     monkeypatch.setattr("spark_ledger.keeper.audit.AUDIT_STEPS_PER_PASS", 1)
 
     async def test(world: World) -> None:
@@ -463,14 +465,15 @@ def test_audit_that_another_keeper_went_on_with_counts_what_that_one_has_found(
         first = await elected(world, clock)
         await _until_read(first, clock, 7)
         now = await audited(first)
-        found = msgspec.structs.replace(now, so_far=Unlisted(ledgers=40, deleted=30))
+        sums = Unlisted(ledgers=40, deleted=30)
+        found = msgspec.structs.replace(now, so_far=sums, next_page=pages)
         before = await first._store.get(AUDIT_PATH)
         await first._store.put(AUDIT_PATH, encode_node(found), before.version)
         await first._save()
         assert await first.elect(), "again"
         while (ended := await audited(first)).begun_s is not None:
             await passes(first, clock, 10)
-        assert (ended.last.ledgers, ended.last.deleted) == (41, 30)
+        assert (ended.last.ledgers, ended.last.deleted) == (40 + (not pages), 30)
         assert (ended.deleted, first._audit.deleted) == (30, 0)
 
     run_virtually(test)

@@ -209,6 +209,26 @@ def test_audit_that_is_asked_for_begins_though_its_node_was_damaged() -> None:
     run(test)
 
 
+def test_audit_begins_in_time_though_the_work_of_keepers_is_counted_anew() -> None:
+    """The node that says for how long keepers have worked was damaged. Audits count by that."""
+
+    async def test(world: World) -> None:
+        client, clock = await world.client(), Clock()
+        await new_stream(client)
+        cared = await elected(world, clock)
+        await passes(cared, clock, 10 * 120)
+        first = await read_audit(client.store)
+        assert first is not None and first.value.ended_s > 1_000
+        await damage(client.store, STATE_PATH)
+        await cared._client.close()
+        successor = await elected(world, clock)
+        await passes(successor, clock, 120)
+        second = await read_audit(client.store)
+        assert second is not None and 0 < second.value.ended_s <= 120
+
+    run(test)
+
+
 def test_look_of_an_audit_past_a_damaged_page_writes_nothing() -> None:
     async def test(world: World) -> None:
         await new_stream(await world.client())

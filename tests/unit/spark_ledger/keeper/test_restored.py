@@ -196,6 +196,33 @@ def test_keeper_that_has_recovered_a_ledger_ends_where_a_restore_has_it_open_aga
     run(test)
 
 
+def test_keeper_asks_anew_whose_a_ledger_is_behind_an_unnoticed_restore() -> None:
+    """Its id was given again since: whoever had it before lives, and its owner of now is gone."""
+
+    async def test(world: World) -> None:
+        clock = Clock()
+        cared = await elected(world, clock)
+        backup = Backup(world.tree)
+        living = await world.client()
+        lost = await living.create_ledger()
+        await passes(cared, clock, 20)
+        assert await unsettled(world) == ([lost.ledger_id], [])
+        await backup.restore(world, cared._client, living)
+        dying = await world.client()
+        given_again = await dying.create_ledger()
+        assert given_again.ledger_id == lost.ledger_id
+        await dying.close()
+        await living.context.owner.announce()
+        with pytest.raises(MetadataRestoredError, match="ledger 1: its metadata"):
+            await passes(cared, clock, 300)
+        await cared._election.resign()
+        fresh = await elected(world, clock)
+        await passes(fresh, clock, 300)
+        assert (await unsettled(world), fresh.done["recovered"]) == (([], []), 1)
+
+    run(test)
+
+
 def test_ledger_of_a_former_version_that_went_back_is_no_failure_of_its_recovery(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -9,7 +9,12 @@ from collections.abc import AsyncIterator
 import pyarrow as pa
 import pytest
 
-from spark_ledger.errors import ConfigurationError, MetadataRestoredError, NoSuchStreamError
+from spark_ledger.errors import (
+    ConfigurationError,
+    MetadataRestoredError,
+    MetadataUnavailableError,
+    NoSuchStreamError,
+)
 from spark_ledger.limits.stream import STREAMS_PER_COMMIT_MAX
 from spark_ledger.stream import several
 from spark_ledger.stream.catalog import StreamCatalog
@@ -284,5 +289,42 @@ def test_handle_that_another_append_uses_is_not_closed_where_one_finds_a_restore
         assert (await slow)["b"].rows == 2
         await appended.close()
         assert all(each.is_closed for each in client.writers)
+
+    run_in_virtual_time(test())
+
+
+def test_append_that_cannot_look_a_stream_up_lets_go_of_no_handle_that_another_one_uses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A handle that counts as unused is the next to be closed, with the rows that are written."""
+    monkeypatch.setattr(several, "STREAMS_PER_COMMIT_MAX", 1)
+
+    async def test() -> None:
+        catalog, has_room = StreamCatalog(FakeLedgers()), asyncio.Event()
+        for name in "abcd":
+            await catalog.create(name, SCHEMA)
+        appended = AppendedStreams(catalog)
+        await appended.append_to({"a": table(0)})
+
+        async def room(_self: FakeWriter) -> None:
+            await has_room.wait()
+
+        async def away(_self: Stream) -> StreamConfig:
+            raise MetadataUnavailableError("the store is away for a moment")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(FakeWriter, "wait_for_room", room)
+            writing = asyncio.create_task(appended.append_to({"a": table(1)}))
+            await asyncio.sleep(1)
+        with monkeypatch.context() as patched:
+            patched.setattr(Stream, "refresh", away)
+            with pytest.raises(MetadataUnavailableError):
+                await appended.append_to({"a": table(2)})
+        for name in "bcd":
+            await appended.append_to({name: table(0)})
+        has_room.set()
+        assert (await writing)["a"].rows == 1
+        assert await numbers((await catalog.open("a")).read()) == [0, 1]
+        await appended.close()
 
     run_in_virtual_time(test())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spark_ledger.stream.catalog import StreamCatalog
+from spark_ledger.stream.ledgers import LedgerRange
 from spark_ledger.types import Versioned
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.world import (
@@ -17,7 +18,11 @@ from tests.unit.spark_ledger.stream.world import (
 )
 
 
-def test_older_root_does_not_replace_a_newer_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("reconnects", [False, True])
+def test_older_root_does_not_replace_a_newer_one(
+    reconnects: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor behind a new connection, which may be to the server that lags."""
     small_manifests(monkeypatch)
 
     async def scenario() -> None:
@@ -28,7 +33,8 @@ def test_older_root_does_not_replace_a_newer_one(monkeypatch: pytest.MonkeyPatch
             await stream.append(table(n))
             await stream._committer.sealer.close()
             roots.append(await ledgers.store.get(path))
-        reader = await another(ledgers)[1].open("s")
+        client, catalog = another(ledgers)
+        reader = await catalog.open("s")
         newest, get = await reader.sealed_commits(), reader._nodes.store.get
         assert newest >= 10
 
@@ -38,7 +44,48 @@ def test_older_root_does_not_replace_a_newer_one(monkeypatch: pytest.MonkeyPatch
                 return old if wanted == path else await get(wanted)
 
             monkeypatch.setattr(reader._nodes.store, "get", lagging)
+            if reconnects:
+                client.store.reconnect()
             assert await reader.sealed_commits() == newest
             assert await numbers(reader.read()) == list(range(12))
+
+    run(scenario())
+
+
+def test_pages_of_a_store_that_went_back_are_read_anew_at_each_level(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those that name others as well: they would lead to leaves of lost commits (rule T5)."""
+    small_manifests(monkeypatch)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
+        for n in range(12):
+            await stream.append(table(n))
+            await stream._committer.sealer.close()
+        client, catalog = another(ledgers)
+        manifests, opened = (await catalog.open("s"))._log.manifests, list[int]()
+        open_unconfirmed = client.open_unconfirmed
+
+        async def counted(ledger_id: int) -> LedgerRange:
+            opened.append(ledger_id)
+            return await open_unconfirmed(ledger_id)
+
+        monkeypatch.setattr(client, "open_unconfirmed", counted)
+
+        async def looked() -> list[int]:
+            opened.clear()
+            root = await manifests.root()
+            path = await manifests.path(root, 0)
+            await manifests.nodes_of(root, path[-1])
+            assert len(path) > 2
+            return list(opened)
+
+        first = await looked()
+        assert len(first) > 2 and await looked() == []
+        manifests.forget_all()
+        assert not manifests.memory_bytes
+        assert await looked() == first
 
     run(scenario())
