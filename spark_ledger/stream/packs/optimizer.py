@@ -33,6 +33,7 @@ from spark_ledger.stream.ledgers import (
     OpenLedger,
     drop_unnamed,
     ledger_tags,
+    named_as_made,
     written,
 )
 from spark_ledger.stream.model import Commit, SegmentRange
@@ -42,7 +43,6 @@ from spark_ledger.stream.packs.format import encode_index, encode_packs
 from spark_ledger.stream.packs.model import Choice, Chooser, Pack, PackIndex, Packs
 from spark_ledger.stream.reader import RangeReader
 from spark_ledger.stream.retention.handle import StreamRetention
-from spark_ledger.types import LedgerId
 
 _COMMITS_AT_ONCE: Final = 1000
 """Commits that are looked up at a time."""
@@ -171,15 +171,15 @@ class Optimizer:
             return report
         await self._retention.allow_packs()
         self._refuse_more((await self._packs.read()).value)
-        pack = await self._write(commits, copying)
-        if not await self._name(pack, copying.reading):
-            await self._drop(pack.ledger_id, copying.reading)
+        pack, ledger = await self._write(commits, copying)
+        if not await self._name(pack, ledger, copying.reading):
+            await self._drop(ledger)
             return report
         return report._replace(pack=pack)
 
     # -- the copy ----------------------------------------------------------------------------------
 
-    async def _write(self, commits: Sequence[Commit], copying: _Copying) -> Pack:
+    async def _write(self, commits: Sequence[Commit], copying: _Copying) -> tuple[Pack, OpenLedger]:
         """A closed ledger with the rows of commits and its index, all confirmed (rule T23)."""
         config = self._schemas.config
         quorums = config.quorums
@@ -207,9 +207,9 @@ class Optimizer:
                 first = commits[0].first_segment
                 await copy.push_index(encode_index(index, config.stream_id, first))
         except LedgerError:
-            await self._drop(ledger.ledger_id, copying.reading)
+            await self._drop(ledger)
             raise
-        return Pack(
+        pack = Pack(
             first=commits[0].number,
             end=commits[-1].number + 1,
             first_segment=first,
@@ -219,6 +219,7 @@ class Optimizer:
             rows=copy.rows,
             size_bytes=copy.size_bytes,
         )
+        return pack, ledger
 
     async def _encoded(
         self, commits: Sequence[Commit], choice: Choice
@@ -251,7 +252,7 @@ class Optimizer:
                 "optimize it less often, so that packs are larger, or truncate it"
             )
 
-    async def _name(self, pack: Pack, reading: OneConnection) -> bool:
+    async def _name(self, pack: Pack, ledger: OpenLedger, reading: OneConnection) -> bool:
         """Make a ledger a pack of the stream; False if another has packed some of its commits.
 
         After a lost reply the node tells, and if it does not, the same is sent again: both expect
@@ -263,7 +264,7 @@ class Optimizer:
             for _ in range(_NAME_ATTEMPTS):
                 found = None
                 try:
-                    found = await self._try_to_name(pack, reading)
+                    found = await self._try_to_name(pack, ledger, reading)
                 except OutcomeUnknownError:
                     is_in_doubt = True
                 if found is not None:
@@ -275,12 +276,14 @@ class Optimizer:
             )
         except LedgerError:
             if not is_in_doubt:
-                await self._drop(pack.ledger_id, reading)
+                await self._drop(ledger)
             raise
 
-    async def _try_to_name(self, pack: Pack, reading: OneConnection) -> bool | None:
+    async def _try_to_name(
+        self, pack: Pack, ledger: OpenLedger, reading: OneConnection
+    ) -> bool | None:
         """As ``_name``; None: look again, after a pause."""
-        naming, nodes = self._ledgers.naming, self._nodes
+        nodes = self._nodes
         config = await self._schemas.refresh()
         before = await self._packs.read()
         if any(each.ledger_id == pack.ledger_id for each in before.value.packs):
@@ -296,13 +299,13 @@ class Optimizer:
             Check(nodes.identity_path(config.stream_id), 0),
             Check(nodes.config_path, self._schemas.versioned.version),
             Put(nodes.packs_path, encode_packs(after), before.version),
-            *await naming.operations([pack.ledger_id]),
+            *await named_as_made(self._ledgers, [ledger]),
         ]
         try:
             await reading.transaction(operations)
         except (ConflictError, NotFoundError):
             return None
-        naming.named([pack.ledger_id])
+        self._ledgers.naming.named([pack.ledger_id])
         self._packs.known = after
         return True
 
@@ -314,10 +317,10 @@ class Optimizer:
                 "commits were packed, so what was read over it counts no more; try again"
             )
 
-    async def _drop(self, ledger_id: LedgerId, made: OneConnection) -> None:
+    async def _drop(self, ledger: OpenLedger) -> None:
         """Delete a ledger that no transaction has named."""
         whose = f"stream {self._nodes.name!r}, pack"
-        await drop_unnamed(self._ledgers, made, [ledger_id], whose)
+        await drop_unnamed(self._ledgers, [ledger], whose)
 
 
 class _Copying(NamedTuple):

@@ -11,6 +11,7 @@ import pytest
 from spark_ledger.errors import RetryableError
 from spark_ledger.keeper.streams import LedgerDeletions
 from spark_ledger.stream.catalog import StreamCatalog
+from spark_ledger.stream.ledgers import OpenLedger
 from spark_ledger.stream.packs.model import Pack
 from spark_ledger.stream.packs.optimizer import Optimizer
 from spark_ledger.stream.packs.store import read_packs
@@ -60,13 +61,13 @@ def test_ledger_that_an_audit_is_about_to_delete_becomes_no_pack(
         audited = await StreamCatalog(cared._client).open("s")
         deletions = LedgerDeletions(cared._client, lambda: cared._election.check, 1e6)
 
-        async def listed(optimizer: Optimizer, *words: Any) -> Pack:
-            pack = await write(optimizer, *words)
+        async def listed(optimizer: Optimizer, *words: Any) -> tuple[Pack, OpenLedger]:
+            pack, ledger = await write(optimizer, *words)
             reclaimer = audited.retention.reclaimer(deletions, LiveNames())
             audits.append(asyncio.create_task(reclaimer.delete_unlisted([pack.ledger_id], 0)))
             while pack.ledger_id not in (await audited.refresh()).dropping:
                 await asyncio.sleep(0.01)
-            return pack
+            return pack, ledger
 
         monkeypatch.setattr(LedgerDeletions, "delete", late)
         monkeypatch.setattr(Optimizer, "_write", listed)

@@ -112,11 +112,11 @@ def test_pack_is_named_for_a_second_while_others_change_the_nodes_of_the_stream(
         ledgers.store.transaction = refused  # type: ignore[method-assign]
         began = loop.time()
         if refusals < 20:
-            assert await stream.optimizer._name(pack, reading)
+            assert await stream.optimizer._name(pack, ledger, reading)
             assert packs_of(ledgers).packs == (pack,)
         else:
             with pytest.raises(RetryableError, match="keep changing"):
-                await stream.optimizer._name(pack, reading)
+                await stream.optimizer._name(pack, ledger, reading)
             assert not ledgers.ledgers
         return loop.time() - began
 
@@ -189,13 +189,13 @@ def test_pack_for_which_another_made_one_meanwhile_is_too_many_and_leaves_no_led
         await stream.retention.allow_packs()
         name = optimizer.Optimizer._name
 
-        async def late(optimizing: optimizer.Optimizer, pack: Pack, reading: OneConnection) -> bool:
+        async def late(optimizing: optimizer.Optimizer, *words: Any) -> bool:
             before = await ledgers.store.get("streams/s/packs")
             other = Pack(100, 200, 900, 1000, LedgerId(77), entries=1, rows=1, size_bytes=1)
             await ledgers.store.put(
                 "streams/s/packs", encode_packs(Packs((other,))), before.version
             )
-            return await name(optimizing, pack, reading)
+            return await name(optimizing, *words)
 
         monkeypatch.setattr(optimizer.Optimizer, "_name", late)
         known = set(ledgers.ledgers)
