@@ -51,6 +51,10 @@ _NAME_ATTEMPTS: Final = 20
 _NAME_DELAY_S: Final = 0.05
 """How often the pack's transaction is sent while others change the stream's nodes: for a second."""
 
+_TRIES_MAX: Final = 5
+"""How often a pack is begun where each time the connection breaks before it is named. A gigabyte
+takes a minute; a connection that never lasts so long is told, and not copied for on end."""
+
 
 class Packed(NamedTuple):
     """Commits that were packed, or would be."""
@@ -119,23 +123,40 @@ class Optimizer:
 
         Raises ConfigurationError if the stream has too many packs, NoSuchStreamError,
         DataLossError if commits were truncated meanwhile, RetryableError if the connection to the
-        metadata store breaks while it copies, and what reading and writing raise.
+        metadata store keeps breaking, MetadataRestoredError if commits are others behind a break,
+        and what reading and writing raise.
         """
-        reading = OneConnection(self._nodes.store)
         config = await self._schemas.refresh()
         choice = Choice(
             entry_bytes or config.entry_bytes, pack_bytes or config.ledger_bytes_max, entries_min
         )
+        start = tries = 0
+        while True:
+            reading = OneConnection(self._nodes.store)
+            copying = None if dry_run else _Copying(choice, pace, progress, reading)
+            try:
+                async with aclosing(self._chosen(choice, start)) as found:
+                    async for commits in found:
+                        packed = await self._pack(commits, copying)
+                        start, tries = commits[-1].number + 1, 0
+                        yield packed
+                return
+            except RetryableError:
+                tries += 1
+                if not reading.has_ended or tries == _TRIES_MAX:
+                    raise
+
+    async def _chosen(self, choice: Choice, start: int) -> AsyncGenerator[list[Commit], None]:
+        """The commits from this one on that are worth a pack, for each."""
         chooser = Chooser(choice)
-        copying = None if dry_run else _Copying(choice, pace, progress, reading)
-        async with aclosing(self._unpacked()) as found:
+        async with aclosing(self._unpacked(start)) as found:
             async for commit in found:
                 commits = chooser.add(commit)
                 if commits is not None:
-                    yield await self._pack(commits, copying)
+                    yield commits
         commits = chooser.end()
         if commits is not None:
-            yield await self._pack(commits, copying)
+            yield commits
 
     async def run_all(
         self, *, progress: Progress | None = None, **options: Unpack[OptimizeOptions]
@@ -144,11 +165,11 @@ class Optimizer:
         async with aclosing(self.run(progress=progress, **options)) as found:
             return [packed async for packed in found]
 
-    async def _unpacked(self) -> AsyncGenerator[Commit, None]:
-        """The commits that can be read and are in no pack, in order."""
+    async def _unpacked(self, first: int) -> AsyncGenerator[Commit, None]:
+        """The commits from this one on that can be read and are in no pack, in order."""
         head = (await self._nodes.head(latest=True)).value
         packs = (await self._packs.read()).value
-        for start in range(head.earliest_commit, head.next_commit, _COMMITS_AT_ONCE):
+        for start in range(max(first, head.earliest_commit), head.next_commit, _COMMITS_AT_ONCE):
             numbers = packs.numbers_outside(start, min(start + _COMMITS_AT_ONCE, head.next_commit))
             gaps = [n for n, (a, b) in enumerate(pairwise(numbers), 1) if a + 1 != b]
             for low, high in pairwise([0, *gaps, len(numbers)]):
@@ -171,6 +192,7 @@ class Optimizer:
             return report
         await self._retention.allow_packs()
         self._refuse_more((await self._packs.read()).value)
+        self._check(copying.reading)
         pack, ledger = await self._write(commits, copying)
         if not await self._name(pack, ledger, copying.reading):
             await self._drop(ledger)
