@@ -17,10 +17,15 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
-from spark_ledger.errors import ConflictError, LedgerError, NotFoundError
-from spark_ledger.limits.metadata import DELETION_SIGN_CLOSE_S, DELETION_SIGN_PAUSE_S
+from spark_ledger.errors import ConflictError, LedgerError, NotFoundError, OutcomeUnknownError
+from spark_ledger.limits.metadata import (
+    DELETION_SIGN_CLOSE_S,
+    DELETION_SIGN_PAUSE_S,
+    METADATA_ATTEMPTS,
+)
 from spark_ledger.metadata.base import Delete, MetadataStore, Operation
 from spark_ledger.metadata.ledgers import ledger_path
+from spark_ledger.metadata.unsettled import UNNAMED_PATH, id_path
 from spark_ledger.tasks import cancel
 from spark_ledger.types import LedgerId
 
@@ -67,6 +72,32 @@ class Deletions:
         store raises, also NotFoundError if the ledger is gone."""
         await self._store.transaction([*checks, Delete(ledger_path(ledger_id))])
         self.note()
+
+    async def delete_unnamed(self, ledger_id: LedgerId, incarnation: bytes) -> None:
+        """Delete a ledger that was made until it is named, if it is there and nothing has named it
+        (rule K4). Over whatever connection: a ledger of another incarnation, to which a restored
+        store has given the id, stays. Raises what the store raises; then it may be there still."""
+        assert incarnation, "who does not know which ledger is meant deletes none"
+        unnamed = id_path(UNNAMED_PATH, ledger_id)
+        for _ in range(METADATA_ATTEMPTS):
+            connection = self._store.connections
+            try:
+                found = await self._store.get_latest(unnamed)
+            except NotFoundError:
+                return  # named, or deleted
+            if found.value != incarnation:
+                return
+            if connection != self._store.connections:
+                continue  # what has the id by now may be another ledger
+            self.note()  # also if the reply is lost
+            try:
+                await self._store.transaction(
+                    [Delete(unnamed, found.version), Delete(ledger_path(ledger_id))]
+                )
+            except OutcomeUnknownError:
+                continue
+            return
+        raise OutcomeUnknownError(f"ledger {ledger_id} may or may not have been deleted")
 
     def note(self) -> None:
         """A ledger was deleted."""

@@ -43,7 +43,7 @@ class Naming:
         self._store = store
         self._named: OrderedDict[LedgerId, bytes] = OrderedDict()
         """With the incarnation of each; empty: it was not asked for."""
-        self._found: dict[LedgerId, bytes] = {}
+        self._found: OrderedDict[LedgerId, bytes] = OrderedDict()
         """Incarnations of ledgers that a transaction is about to name, or did not name."""
         self._connections = store.connections
 
@@ -71,21 +71,26 @@ class Naming:
         """
         operations: list[Operation] = []
         meant = {ledger_id for ledger_id, incarnation in whose if incarnation}
-        if len(self._found) > NAMED_LEDGERS_KEPT:
-            self._found.clear()
+        found, connection = dict[LedgerId, bytes](), self._store.connections
         for start in range(0, len(ledger_ids), METADATA_READS_IN_FLIGHT_MAX):
             part = ledger_ids[start : start + METADATA_READS_IN_FLIGHT_MAX]
-            for each in await asyncio.gather(*(self._operations_of(one, meant) for one in part)):
-                operations += each
+            looks = await asyncio.gather(*(self._operations_of(one, meant) for one in part))
+            for ledger_id, (parts, incarnation) in zip(part, looks, strict=True):
+                operations += parts
+                found[ledger_id] = incarnation
         for ledger_id, incarnation in whose:
-            found = self._found.get(ledger_id) or self._named.get(ledger_id)
-            if found and incarnation and found != incarnation:
+            there = found.get(ledger_id) or self._named.get(ledger_id)
+            if there and incarnation and there != incarnation:
                 raise MetadataRestoredError(
                     f"ledger {ledger_id} is another one than that with the rows to be committed: "
                     "ZooKeeper was restored from a backup, and has given the id again. Nothing was "
                     "committed. Run `ledger cluster restored`, start this process and those that "
                     "wrote the rows anew, and write them again"
                 )
+        if connection == self._store.connections:
+            self._found.update(found)
+        while len(self._found) > NAMED_LEDGERS_KEPT:
+            self._found.popitem(last=False)
         return operations
 
     def checks(self, ledger_ids: Iterable[LedgerId]) -> list[Operation]:
@@ -100,34 +105,38 @@ class Naming:
     def named(self, ledger_ids: Iterable[LedgerId]) -> None:
         """A transaction with the operations of these ledgers has succeeded."""
         for each in ledger_ids:
-            self._named[each] = self._found.pop(each, b"")
+            # Of two transactions at once the second finds here what the first has left.
+            self._named[each] = self._found.pop(each, b"") or self._named.get(each, b"")
         while len(self._named) > NAMED_LEDGERS_KEPT:
             self._named.popitem(last=False)
 
     async def _operations_of(
         self, ledger_id: LedgerId, meant: Collection[LedgerId]
-    ) -> list[Operation]:
+    ) -> tuple[list[Operation], bytes]:
+        """The parts for one ledger, and its incarnation; empty: nobody asks for it, or says it."""
         path = id_path(UNNAMED_PATH, ledger_id)
         exists = Check(ledger_path(ledger_id), ANY_VERSION)
         try:
             incarnation = (await self._store.get(path)).value
         except NotFoundError:
-            self._found[ledger_id] = await self._look(ledger_id) if ledger_id in meant else b""
+            incarnation = await self._look(ledger_id) if ledger_id in meant else b""
             # Named before, or a server that lags. If the node is there after all, creating it
             # fails: nothing may be named whose unnamed node stays.
             with contextlib.suppress(ConflictError):
                 await self._store.create(parent_of(path), b"")
-            return [exists, Create(path, b""), Delete(path)]
+            return [exists, Create(path, b""), Delete(path)], incarnation
         if not incarnation and ledger_id in meant:  # made by an older version
             incarnation = await self._look(ledger_id)
-        self._found[ledger_id] = incarnation
-        return [exists, Delete(path)]
+        return [exists, Delete(path)], incarnation
 
     async def _look(self, ledger_id: LedgerId) -> bytes:
         """The incarnation that the ledger's own node says."""
         path = ledger_path(ledger_id)
         # If it is gone the transaction will tell, and if it is damaged whoever reads the rows.
         with contextlib.suppress(NotFoundError, CorruptionError, ConfigurationError):
-            found = await self._store.get(path)
+            try:
+                found = await self._store.get(path)
+            except NotFoundError:  # or that server lags
+                found = await self._store.get_latest(path)
             return decode_ledger(path, ledger_id, found.value).incarnation
         return b""

@@ -14,7 +14,6 @@ from spark_ledger.errors import LedgerError
 from spark_ledger.limits.stream import LIST_REMOVAL_S
 from spark_ledger.metadata.base import MetadataStore, Operation
 from spark_ledger.stream.concurrency import run_all
-from spark_ledger.stream.one_connection import OneConnection
 from spark_ledger.types import BookieInfo, Entry, EntryId, LedgerId, LedgerMetadata, ReplicaHint
 
 logger = logging.getLogger(__name__)
@@ -102,6 +101,10 @@ class LedgerDeleting(Protocol):
         """Delete a ledger in one transaction with ``checks``, which is sent once. Raises what that
         raises, also if the ledger is gone."""
 
+    async def delete_unnamed(self, ledger_id: LedgerId, incarnation: bytes) -> None:
+        """Delete a ledger that was made ``until_named``, if nothing has named it. Another one that
+        has its id stays. Raises what the store raises."""
+
 
 class Ledgers(Protocol):
     """Creates, opens and deletes ledgers."""
@@ -172,28 +175,27 @@ async def written(ledgers: Ledgers, ledger: OpenLedger) -> AsyncGenerator[OpenLe
             ledgers.close_later(ledger.ledger_id)
 
 
-async def drop_unnamed(
-    ledgers: Ledgers, made: OneConnection, ledger_ids: Iterable[LedgerId], whose: str
-) -> None:
-    """Delete ledgers that nothing names and nothing will, which were made over this connection: a
-    restored store may have given their ids to others since. Best effort: what stays is deleted by a
-    keeper (rule K4)."""
-
-    async def drop(ledger_id: LedgerId) -> None:
-        made.check()
-        await ledgers.deletions.delete(ledger_id)
-
-    ledger_ids = list(ledger_ids)
+async def drop_unnamed(ledgers: Ledgers, made: Sequence[OpenLedger], whose: str) -> None:
+    """Delete ledgers that this process has made ``until_named``, and that nothing will name. Best
+    effort: what stays is deleted by a keeper once this process has ended (rule K4)."""
+    delete = ledgers.deletions.delete_unnamed
     try:
         async with asyncio.timeout(LIST_REMOVAL_S):
-            await run_all(drop(each) for each in ledger_ids)
+            await run_all(delete(each.ledger_id, each.incarnation) for each in made)
     except (LedgerError, TimeoutError) as error:
         logger.info(
             "%s: ledgers %s, which nothing names, are left to a keeper: %s",
             whose,
-            ", ".join(map(str, ledger_ids)),
+            ", ".join(str(each.ledger_id) for each in made),
             str(error) or "no answer",
         )
+
+
+async def named_as_made(ledgers: Ledgers, made: Sequence[OpenLedger]) -> list[Operation]:
+    """The parts of the transaction that names these ledgers, and no others of their ids. Raises as
+    ``LedgerNaming.operations``."""
+    whose = {(each.ledger_id, each.incarnation) for each in made}
+    return await ledgers.naming.operations([each.ledger_id for each in made], whose)
 
 
 def purpose_of(metadata: LedgerMetadata) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
@@ -282,6 +282,12 @@ class Segment:
         )
         if reason is not None:
             raise ValueError(reason)
+
+    def __setstate__(self, state: list[object]) -> None:
+        """From a task: one of an older version lacks the last fields, and a newer one has more."""
+        for number, each in enumerate(fields(self)):
+            value = state[number] if number < len(state) else each.default
+            object.__setattr__(self, each.name, value)
 
     @property
     def entries(self) -> int:

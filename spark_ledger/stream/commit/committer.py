@@ -44,6 +44,7 @@ from spark_ledger.stream.format.codec import SegmentListPointer
 from spark_ledger.stream.ledgers import (
     PURPOSE_SEGMENT_LIST,
     Ledgers,
+    OpenLedger,
     drop_unnamed,
     ledger_tags,
     written,
@@ -172,9 +173,8 @@ class Attempt:
         way, and then who leaves does not know either what came of it."""
         self._list: SegmentListPointer | None = None
         """Where the segment list is, if it is too long for the commit's node."""
-        self._list_ledger: LedgerId | None = None
+        self._list_ledger: OpenLedger | None = None
         """The ledger that was made for it."""
-        self._list_made = OneConnection(committer.nodes.store)
         self._is_list_used = False
         """Whether a commit names the list."""
         self._has_seen_list = False
@@ -292,7 +292,7 @@ class Attempt:
             operations.append(Create(path, data) if sink is None else Put(path, data, sink.version))
         first_named = self._unsettled()
         again = self._existing.unknown(set(named).difference(first_named), config)
-        of_ledgers = await self._naming.operations(first_named, self._proposal.incarnations)
+        of_ledgers = await self._naming.operations(first_named, self._whose())
         of_ledgers += self._existing.checks(again)
         return Prepared(
             commit=commit,
@@ -385,19 +385,24 @@ class Attempt:
         """The ledgers that this commit names, each once."""
         ledger_ids = {segment.ledger_id for segment in self._proposal.segments}
         if self._list_ledger is not None:
-            ledger_ids.add(self._list_ledger)
+            ledger_ids.add(self._list_ledger.ledger_id)
         return sorted(ledger_ids)
+
+    def _whose(self) -> set[tuple[LedgerId, bytes]]:
+        """Which ledgers of these ids are meant."""
+        made = [] if self._list_ledger is None else [self._list_ledger]
+        return self._proposal.incarnations | {(each.ledger_id, each.incarnation) for each in made}
 
     async def _name_ahead(self) -> None:
         """Name the ledgers that are too many for one transaction before the commit does.
 
         If it is not made then, they are nobody's: they stay until their stream is deleted.
         """
-        lost, whose = 0, self._proposal.incarnations
+        lost = 0
         while len(unsettled := self._unsettled()) > self._ledgers_max:
-            part = unsettled[: self._ledgers_max]
+            part, over = unsettled[: self._ledgers_max], OneConnection(self._nodes.store)
             try:
-                await self._nodes.store.transaction(await self._naming.operations(part, whose))
+                await over.transaction(await self._naming.operations(part, self._whose()))
             except (ConflictError, NotFoundError, OutcomeUnknownError) as error:
                 await self._refuse_deleted(part)
                 lost += 1
@@ -457,7 +462,7 @@ class Attempt:
         data = codec.encode_segment_list(self._proposal.segments)
         if len(data) <= self._list_bytes_max:
             return
-        config, self._list_made = self._schemas.config, OneConnection(self._nodes.store)
+        config = self._schemas.config
         writer = await self._committer.ledgers.create_ledger(
             ensemble_size=config.quorums.ensemble_size,
             write_quorum=config.quorums.write_quorum,
@@ -465,7 +470,7 @@ class Attempt:
             custom_metadata=ledger_tags(config.name, config.stream_id, PURPOSE_SEGMENT_LIST),
             until_named=True,
         )
-        self._list_ledger = writer.ledger_id
+        self._list_ledger = writer
         size = ENTRY_PAYLOAD_BYTES_MAX // 4
         parts = [data[start : start + size] for start in range(0, len(data), size)]
         async with written(self._committer.ledgers, writer):
@@ -480,9 +485,9 @@ class Attempt:
         """
         if self._list_ledger is None or self._is_list_used or self.is_undecided:
             return
-        ledger_id, self._list_ledger = self._list_ledger, None
+        ledger, self._list_ledger = self._list_ledger, None
         whose = f"stream {self._nodes.name!r}, segment list of a commit that was not made"
-        removal = drop_unnamed(self._committer.ledgers, self._list_made, [ledger_id], whose)
+        removal = drop_unnamed(self._committer.ledgers, [ledger], whose)
         await asyncio.shield(removal)  # also for a caller that was cancelled
 
 

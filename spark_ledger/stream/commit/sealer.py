@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -36,6 +36,7 @@ from spark_ledger.stream.ledgers import (
     OpenLedger,
     drop_unnamed,
     ledger_tags,
+    named_as_made,
     written,
 )
 from spark_ledger.stream.manifest.format import encode_index, encode_leaf, encode_root
@@ -222,17 +223,17 @@ class Sealer:
             self._check_order(one.number, reached, commits[number])
         stream_id = root.stream_id
         pages = [encode_leaf(stream_id, part[0], [stored[n].node for n in part]) for part in parts]
-        ledger = await self._write(lambda _: pages, before.reading)
+        ledger = await self._write(lambda _: pages)
         after = root.with_leaves(
             [
-                leaf_pointer(ledger, entry, [commits[n] for n in part])
+                leaf_pointer(ledger.ledger_id, entry, [commits[n] for n in part])
                 for entry, part in enumerate(parts)
             ]
         )
         deletes = self._node_deletes(first, after.sealed)
         if not await self._replace(before, after, deletes, made=[ledger], holds=first):
             return False
-        self._manifests.keep(ledger, pages)  # to be merged without being read
+        self._manifests.keep(ledger.ledger_id, pages)  # to be merged without being read
         return True
 
     def _node_deletes(self, first: int, end: int) -> list[Operation]:
@@ -273,23 +274,21 @@ class Sealer:
                 named[:] = _moved(pages, ledger_id)
             return [*leaves, encode_index(root.stream_id, level + 1, pages[0].first, named)]
 
-        ledger_id = await self._write(written, before.reading)
-        above = index_pointer(ledger_id, len(leaves), named)
+        ledger = await self._write(written)
+        above = index_pointer(ledger.ledger_id, len(leaves), named)
         after = root.merged(level, above)
         left: set[LedgerId] = set()
         if leaves:
             left = {LedgerId(page.pointer.ledger_id) for page in pages} - after.ledgers()
         deletes = self._ledgers.naming.deletes(sorted(left))
-        if not await self._replace(before, after, deletes, made=[ledger_id], holds=pages[0].first):
+        if not await self._replace(before, after, deletes, made=[ledger], holds=pages[0].first):
             return False
         self._manifests.forget(left)
         return True
 
     # -- ledgers and the root ----------------------------------------------------------------------
 
-    async def _write(
-        self, make: Callable[[LedgerId], Sequence[bytes]], reading: OneConnection
-    ) -> LedgerId:
+    async def _write(self, make: Callable[[LedgerId], Sequence[bytes]]) -> OpenLedger:
         """A new ledger with these entries, all confirmed (rule T1), and closed."""
         ledger = await self._create()
         appends: list[asyncio.Future[int]] = []
@@ -304,9 +303,9 @@ class Sealer:
                         raise failure
                 assert ended == list(range(len(ended))), "nothing else is in this ledger"
         except LedgerError:
-            await self._drop([ledger.ledger_id], reading)
+            await self._drop([ledger])
             raise
-        return ledger.ledger_id
+        return ledger
 
     async def _create(self) -> OpenLedger:
         config = self._schemas.config
@@ -333,7 +332,7 @@ class Sealer:
         after: ManifestRoot,
         deletes: Sequence[Operation],
         *,
-        made: Sequence[LedgerId] = (),
+        made: Sequence[OpenLedger] = (),
         holds: int = 0,
     ) -> bool:
         """Replace the root in the version that was read, and delete the nodes; whether it was done.
@@ -348,7 +347,7 @@ class Sealer:
             Check(nodes.config_path, (await self._schemas.of_now()).version),
             Put(nodes.manifests_path, encode_root(after), before.version),
             *deletes,
-            *await self._ledgers.naming.operations(made),
+            *await named_as_made(self._ledgers, made),
         ]
         is_undecided = False
         for _ in range(_SENDS_MAX):
@@ -358,10 +357,11 @@ class Sealer:
                 is_undecided = True
             except (ConflictError, NotFoundError):
                 if not is_undecided:
-                    await self._drop(made, before.reading)
+                    await self._drop(made)
                     await self._schemas.refresh()
                     return False
             else:
+                self._ledgers.naming.named([each.ledger_id for each in made])
                 if not before.reading.has_ended:  # else it may be undone
                     self._manifests.wrote(after, before.version + 1)
                 return True
@@ -370,12 +370,12 @@ class Sealer:
                 return found
         return False  # it may still arrive, so the ledgers stay
 
-    async def _find(self, before: _Before, made: Sequence[LedgerId], holds: int) -> bool | None:
+    async def _find(self, before: _Before, made: Sequence[OpenLedger], holds: int) -> bool | None:
         """Whether a transaction whose reply was lost was applied; None while it may still be."""
         try:
             await self._manifests.read_root(latest=True)
         except NoSuchStreamError:
-            await self._drop(made, before.reading)
+            await self._drop(made)
             raise
         newest = self._manifests.versioned
         if newest is None or newest.version == before.version:
@@ -384,20 +384,21 @@ class Sealer:
             return True  # of whoever replaced it: the next look says what is left to do
         if await self._manifests.search(lambda root: self._names(root, made, holds)):
             return True
-        await self._drop(made, before.reading)
+        await self._drop(made)
         return False
 
-    async def _names(self, root: ManifestRoot, made: Sequence[LedgerId], commit: int) -> bool:
+    async def _names(self, root: ManifestRoot, made: Sequence[OpenLedger], commit: int) -> bool:
         """Whether a page behind which a commit lies is in one of these ledgers."""
         if commit >= root.sealed:
             return False
         path = await self._manifests.path(root, commit)
-        return not {page.pointer.ledger_id for page in path}.isdisjoint(made)
+        named = {page.pointer.ledger_id for page in path}
+        return any(each.ledger_id in named for each in made)
 
-    async def _drop(self, ledger_ids: Iterable[LedgerId], made: OneConnection) -> None:
+    async def _drop(self, made: Sequence[OpenLedger]) -> None:
         """Delete ledgers that no root names and none will."""
         whose = f"stream {self._nodes.name!r}, manifests"
-        await drop_unnamed(self._ledgers, made, ledger_ids, whose)
+        await drop_unnamed(self._ledgers, made, whose)
 
 
 def _sizes(quorums: Quorums) -> tuple[int, int, int]:

@@ -33,6 +33,7 @@ from spark_ledger.stream.ledgers import (
     OpenLedger,
     drop_unnamed,
     ledger_tags,
+    named_as_made,
     written,
 )
 from spark_ledger.stream.model import Commit, SegmentRange
@@ -42,7 +43,6 @@ from spark_ledger.stream.packs.format import encode_index, encode_packs
 from spark_ledger.stream.packs.model import Choice, Chooser, Pack, PackIndex, Packs
 from spark_ledger.stream.reader import RangeReader
 from spark_ledger.stream.retention.handle import StreamRetention
-from spark_ledger.types import LedgerId
 
 _COMMITS_AT_ONCE: Final = 1000
 """Commits that are looked up at a time."""
@@ -50,6 +50,10 @@ _COMMITS_AT_ONCE: Final = 1000
 _NAME_ATTEMPTS: Final = 20
 _NAME_DELAY_S: Final = 0.05
 """How often the pack's transaction is sent while others change the stream's nodes: for a second."""
+
+_TRIES_MAX: Final = 5
+"""How often a pack is begun where each time the connection breaks before it is named. A gigabyte
+takes a minute; a connection that never lasts so long is told, and not copied for on end."""
 
 
 class Packed(NamedTuple):
@@ -119,23 +123,40 @@ class Optimizer:
 
         Raises ConfigurationError if the stream has too many packs, NoSuchStreamError,
         DataLossError if commits were truncated meanwhile, RetryableError if the connection to the
-        metadata store breaks while it copies, and what reading and writing raise.
+        metadata store keeps breaking, MetadataRestoredError if commits are others behind a break,
+        and what reading and writing raise.
         """
-        reading = OneConnection(self._nodes.store)
         config = await self._schemas.refresh()
         choice = Choice(
             entry_bytes or config.entry_bytes, pack_bytes or config.ledger_bytes_max, entries_min
         )
+        start = tries = 0
+        while True:
+            reading = OneConnection(self._nodes.store)
+            copying = None if dry_run else _Copying(choice, pace, progress, reading)
+            try:
+                async with aclosing(self._chosen(choice, start)) as found:
+                    async for commits in found:
+                        packed = await self._pack(commits, copying)
+                        start, tries = commits[-1].number + 1, 0
+                        yield packed
+                return
+            except RetryableError:
+                tries += 1
+                if not reading.has_ended or tries == _TRIES_MAX:
+                    raise
+
+    async def _chosen(self, choice: Choice, start: int) -> AsyncGenerator[list[Commit], None]:
+        """The commits from this one on that are worth a pack, for each."""
         chooser = Chooser(choice)
-        copying = None if dry_run else _Copying(choice, pace, progress, reading)
-        async with aclosing(self._unpacked()) as found:
+        async with aclosing(self._unpacked(start)) as found:
             async for commit in found:
                 commits = chooser.add(commit)
                 if commits is not None:
-                    yield await self._pack(commits, copying)
+                    yield commits
         commits = chooser.end()
         if commits is not None:
-            yield await self._pack(commits, copying)
+            yield commits
 
     async def run_all(
         self, *, progress: Progress | None = None, **options: Unpack[OptimizeOptions]
@@ -144,11 +165,11 @@ class Optimizer:
         async with aclosing(self.run(progress=progress, **options)) as found:
             return [packed async for packed in found]
 
-    async def _unpacked(self) -> AsyncGenerator[Commit, None]:
-        """The commits that can be read and are in no pack, in order."""
+    async def _unpacked(self, first: int) -> AsyncGenerator[Commit, None]:
+        """The commits from this one on that can be read and are in no pack, in order."""
         head = (await self._nodes.head(latest=True)).value
         packs = (await self._packs.read()).value
-        for start in range(head.earliest_commit, head.next_commit, _COMMITS_AT_ONCE):
+        for start in range(max(first, head.earliest_commit), head.next_commit, _COMMITS_AT_ONCE):
             numbers = packs.numbers_outside(start, min(start + _COMMITS_AT_ONCE, head.next_commit))
             gaps = [n for n, (a, b) in enumerate(pairwise(numbers), 1) if a + 1 != b]
             for low, high in pairwise([0, *gaps, len(numbers)]):
@@ -171,15 +192,16 @@ class Optimizer:
             return report
         await self._retention.allow_packs()
         self._refuse_more((await self._packs.read()).value)
-        pack = await self._write(commits, copying)
-        if not await self._name(pack, copying.reading):
-            await self._drop(pack.ledger_id, copying.reading)
+        self._check(copying.reading)
+        pack, ledger = await self._write(commits, copying)
+        if not await self._name(pack, ledger, copying.reading):
+            await self._drop(ledger)
             return report
         return report._replace(pack=pack)
 
     # -- the copy ----------------------------------------------------------------------------------
 
-    async def _write(self, commits: Sequence[Commit], copying: _Copying) -> Pack:
+    async def _write(self, commits: Sequence[Commit], copying: _Copying) -> tuple[Pack, OpenLedger]:
         """A closed ledger with the rows of commits and its index, all confirmed (rule T23)."""
         config = self._schemas.config
         quorums = config.quorums
@@ -207,9 +229,9 @@ class Optimizer:
                 first = commits[0].first_segment
                 await copy.push_index(encode_index(index, config.stream_id, first))
         except LedgerError:
-            await self._drop(ledger.ledger_id, copying.reading)
+            await self._drop(ledger)
             raise
-        return Pack(
+        pack = Pack(
             first=commits[0].number,
             end=commits[-1].number + 1,
             first_segment=first,
@@ -219,6 +241,7 @@ class Optimizer:
             rows=copy.rows,
             size_bytes=copy.size_bytes,
         )
+        return pack, ledger
 
     async def _encoded(
         self, commits: Sequence[Commit], choice: Choice
@@ -251,7 +274,7 @@ class Optimizer:
                 "optimize it less often, so that packs are larger, or truncate it"
             )
 
-    async def _name(self, pack: Pack, reading: OneConnection) -> bool:
+    async def _name(self, pack: Pack, ledger: OpenLedger, reading: OneConnection) -> bool:
         """Make a ledger a pack of the stream; False if another has packed some of its commits.
 
         After a lost reply the node tells, and if it does not, the same is sent again: both expect
@@ -263,7 +286,7 @@ class Optimizer:
             for _ in range(_NAME_ATTEMPTS):
                 found = None
                 try:
-                    found = await self._try_to_name(pack, reading)
+                    found = await self._try_to_name(pack, ledger, reading)
                 except OutcomeUnknownError:
                     is_in_doubt = True
                 if found is not None:
@@ -275,12 +298,14 @@ class Optimizer:
             )
         except LedgerError:
             if not is_in_doubt:
-                await self._drop(pack.ledger_id, reading)
+                await self._drop(ledger)
             raise
 
-    async def _try_to_name(self, pack: Pack, reading: OneConnection) -> bool | None:
+    async def _try_to_name(
+        self, pack: Pack, ledger: OpenLedger, reading: OneConnection
+    ) -> bool | None:
         """As ``_name``; None: look again, after a pause."""
-        naming, nodes = self._ledgers.naming, self._nodes
+        nodes = self._nodes
         config = await self._schemas.refresh()
         before = await self._packs.read()
         if any(each.ledger_id == pack.ledger_id for each in before.value.packs):
@@ -296,13 +321,13 @@ class Optimizer:
             Check(nodes.identity_path(config.stream_id), 0),
             Check(nodes.config_path, self._schemas.versioned.version),
             Put(nodes.packs_path, encode_packs(after), before.version),
-            *await naming.operations([pack.ledger_id]),
+            *await named_as_made(self._ledgers, [ledger]),
         ]
         try:
             await reading.transaction(operations)
         except (ConflictError, NotFoundError):
             return None
-        naming.named([pack.ledger_id])
+        self._ledgers.naming.named([pack.ledger_id])
         self._packs.known = after
         return True
 
@@ -314,10 +339,10 @@ class Optimizer:
                 "commits were packed, so what was read over it counts no more; try again"
             )
 
-    async def _drop(self, ledger_id: LedgerId, made: OneConnection) -> None:
+    async def _drop(self, ledger: OpenLedger) -> None:
         """Delete a ledger that no transaction has named."""
         whose = f"stream {self._nodes.name!r}, pack"
-        await drop_unnamed(self._ledgers, made, [ledger_id], whose)
+        await drop_unnamed(self._ledgers, [ledger], whose)
 
 
 class _Copying(NamedTuple):

@@ -13,7 +13,7 @@ from spark_ledger.metadata.base import Create, Delete, parent_of
 from spark_ledger.metadata.ledgers import LedgerStore
 from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
 from spark_ledger.metadata.unsettled import UNNAMED_PATH, id_path
-from spark_ledger.types import LedgerId
+from spark_ledger.types import LedgerId, Versioned
 from tests.unit.spark_ledger.metadata.test_unsettled import listed, owned
 
 
@@ -156,6 +156,66 @@ def test_ledger_whose_id_was_given_again_is_not_named_for_the_lost_one(state: st
             await known.operations(unsettled, {(LedgerId(1), MINE), (LedgerId(1), OTHERS)})
         await known.operations(unsettled, {(LedgerId(1), b"")})
         await store.transaction(await known.operations(unsettled, {(LedgerId(1), MINE)}))
+
+    asyncio.run(main())
+
+
+def test_ledger_that_two_commits_name_at_once_is_known_behind_both() -> None:
+    """Also where one has succeeded, or another connection has come, as the other one looks."""
+
+    async def main() -> None:
+        store = MemoryTree().open_session()
+        known, mine = naming.Naming(store), {(LedgerId(1), MINE)}
+        await LedgerStore(store).create(owned(1), until_named=True)
+        first = await known.operations(ids(1), mine)
+        await known.operations(ids(1), mine)
+        await store.transaction(first)
+        known.named(ids(1))
+        known.named(ids(1))
+        assert known.unsettled(ids(1)) == []
+        with pytest.raises(MetadataRestoredError, match="ledger 1 is another one"):
+            await known.operations([], {(LedgerId(1), OTHERS)})
+        await known.operations([], mine)
+
+    asyncio.run(main())
+
+
+def test_what_was_found_is_compared_though_another_commit_forgets_it_meanwhile() -> None:
+    async def main() -> None:
+        store = MemoryTree().open_session()
+        known, get = naming.Naming(store), store.get
+        for each in ids(1, 2):
+            await LedgerStore(store).create(owned(each), until_named=True)
+
+        async def late(path: str) -> Versioned[bytes]:
+            found = await get(path)
+            if path == id_path(UNNAMED_PATH, LedgerId(2)):
+                await asyncio.sleep(0.01)
+                known._found.clear()
+            return found
+
+        store.get = late  # type: ignore[method-assign]
+        with pytest.raises(MetadataRestoredError, match="ledger 1 is another one"):
+            await known.operations(ids(1, 2), {(LedgerId(1), OTHERS)})
+
+    asyncio.run(main())
+
+
+def test_ledger_that_a_server_that_lags_does_not_know_is_compared() -> None:
+    """The transaction tells only that there is some ledger of the id."""
+
+    async def main() -> None:
+        store = MemoryTree().open_session()
+        known = naming.Naming(store)
+        await LedgerStore(store).create(owned(1), until_named=True)
+        await store.transaction(await known.operations(ids(1)))
+
+        async def lags(path: str) -> NoReturn:
+            raise NotFoundError(path)
+
+        store.get = lags  # type: ignore[method-assign]
+        with pytest.raises(MetadataRestoredError, match="ledger 1 is another one"):
+            await known.operations(ids(1), {(LedgerId(1), OTHERS)})
 
     asyncio.run(main())
 

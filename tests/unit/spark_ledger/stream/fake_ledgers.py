@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
 
 from spark_ledger.client.counters import ClientCounters
@@ -32,10 +33,13 @@ from spark_ledger.types import (
     ReplicaHint,
 )
 
+_INCARNATIONS = itertools.count()
+
 
 class FakeLedger:
     def __init__(self, ledger_id: int, quorums: Quorums, custom: Mapping[str, str]) -> None:
         self.ledger_id = LedgerId(ledger_id)
+        self.incarnation = b"%016d" % next(_INCARNATIONS)
         self.payloads: list[bytes] = []
         self.closed = False
         self.tree: MemoryTree | None = None
@@ -62,7 +66,7 @@ class FakeWriter:
 
     @property
     def incarnation(self) -> bytes:
-        return b"%016d" % self.ledger_id
+        return self._ledger.incarnation
 
     @property
     def last_add_pushed(self) -> EntryId:
@@ -171,6 +175,12 @@ class FakeDeleting:
 
     async def delete(self, ledger_id: LedgerId, checks: Sequence[Operation] = ()) -> None:
         await self._owner.delete_ledger(ledger_id, checks)
+
+    async def delete_unnamed(self, ledger_id: LedgerId, incarnation: bytes) -> None:
+        """As if nothing had named any of them."""
+        ledger = self._owner._ledgers.get(ledger_id)
+        if ledger is not None and ledger.incarnation == incarnation:
+            await self._owner.delete_ledger(ledger_id)
 
 
 class FakeLedgers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from dataclasses import replace
 from itertools import pairwise
@@ -29,6 +30,7 @@ from spark_ledger.stream.model import (
 )
 from spark_ledger.stream.ranges import cut, ranges_between
 from spark_ledger.types import Dlsn, EntryId, LedgerId, Quorums
+from tests.unit.spark_ledger.stream.world import loose
 
 
 def segment(number: int, entry_rows: tuple[int, ...], first_entry: int = 5) -> Segment:
@@ -269,3 +271,15 @@ def test_range_from_any_row_to_any_other_has_the_entries_that_it_touches() -> No
             assert part.entry_bytes == sizes[start[0] : last + 1], (start, end)
             assert part.size_bytes == -(-1000 * (behind - first) // 11)
             assert part.is_whole == (behind - first == 11)
+
+
+@pytest.mark.parametrize("lacks", [0, 1, 2])
+def test_segment_of_a_task_of_an_older_version_has_the_fields_that_came_since(lacks: int) -> None:
+    """Its driver may have been upgraded before it."""
+    sent = loose(2, ledger_id=7)
+    state: Any = sent.__getstate__()
+    got = Segment.__new__(Segment)
+    got.__setstate__(state[: len(state) - lacks])
+    assert got == sent and got.placed(3).number == 3
+    assert (got.statistics, got.incarnation) == (None, b"")
+    assert pickle.loads(pickle.dumps(sent)) == sent

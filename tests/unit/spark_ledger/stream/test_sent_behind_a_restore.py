@@ -6,14 +6,16 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pyarrow as pa
 import pytest
 
-from spark_ledger.errors import MetadataRestoredError, RetryableError
-from spark_ledger.metadata.base import Operation
+from spark_ledger.errors import MetadataRestoredError
+from spark_ledger.metadata.base import Check, Operation
 from spark_ledger.stream.catalog import StreamCatalog
-from spark_ledger.stream.commit import sealer
+from spark_ledger.stream.commit import committer, sealer
+from spark_ledger.stream.commit.committer import Attempt
 from spark_ledger.stream.model import Commit, Head, Retention
 from spark_ledger.stream.nodes import StreamNodes
 from spark_ledger.stream.packs.store import read_packs
@@ -322,11 +324,13 @@ def test_root_that_a_restore_has_lost_is_not_gone_on_with(
     run(scenario())
 
 
+@pytest.mark.parametrize("has_seen", [True, False])
 @pytest.mark.parametrize("step", ["the ledger", "the transaction"])
 def test_commits_that_were_read_before_a_restore_are_not_packed_behind_it(
-    step: str, monkeypatch: pytest.MonkeyPatch
+    step: str, has_seen: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once the former ledgers are given back, only the pack would have these commits."""
+    """Once the former ledgers are given back, only the pack would have these commits. Who has seen
+    the head of the lost history is told; who has not packs what is there now."""
 
     async def scenario() -> None:
         world = Overtaken()
@@ -337,23 +341,33 @@ def test_commits_that_were_read_before_a_restore_are_not_packed_behind_it(
         world.backup = Backup(world.ledgers)
         await calm.append(table(3))  # it is lost, and its ledger is not
         mine = await world.streams.open("s")
+        if has_seen:
+            assert await numbers(mine.read()) == [0, 1, 2, 3]
         with monkeypatch.context() as patch:
             world.restore_before(step, patch)
-            with pytest.raises(RetryableError, match="the connection to the metadata store broke"):
-                await mine.optimizer.run_all(entries_min=1)
+            with pytest.raises(MetadataRestoredError) if has_seen else nullcontext():
+                (packed,) = await mine.optimizer.run_all(entries_min=1)
         assert world.backup is None, "it was restored meanwhile"
-        assert (world.mine.appends == 0) == (step == "the ledger"), "nothing is copied for nothing"
+        copies = (step == "the transaction") + (not has_seen)
+        assert world.mine.appends == 2 * copies, "nothing is copied for nothing"
         fresh = await another(world.ledgers)[1].open("s")
-        assert (await read_packs(fresh._nodes)).value.packs == ()
+        if has_seen:
+            assert (await read_packs(fresh._nodes)).value.packs == ()
+            assert await world.rows("s") == [0, 1, 2, 10, 11, 12]
+            (packed,) = await fresh.optimizer.run_all(entries_min=1)
+        assert packed.rows == 6 and packed.pack is not None
+        assert (await read_packs(fresh._nodes)).value.packs == (packed.pack,)
         assert await world.rows("s") == [0, 1, 2, 10, 11, 12]
-        (packed,) = await fresh.optimizer.run_all(entries_min=1)
-        assert packed.pack is not None
 
     run(scenario())
 
 
-def test_commit_says_which_ledgers_of_their_ids_it_means(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that rows of before a restore are not looked for in a ledger that has got their id."""
+@pytest.mark.parametrize("what", ["rows", "list", "list ahead", "page", "pack"])
+def test_who_names_ledgers_says_which_of_their_ids_are_meant(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that what was written before a restore is not looked for in a ledger that has got its
+    id."""
     said: list[set[tuple[LedgerId, bytes]]] = []
 
     async def operations(_naming: FakeNaming, _ids: Any, whose: Any = ()) -> list[Operation]:
@@ -361,11 +375,65 @@ def test_commit_says_which_ledgers_of_their_ids_it_means(monkeypatch: pytest.Mon
         return []
 
     async def scenario() -> None:
+        small_manifests(monkeypatch, kept=0)
+        monkeypatch.setattr(sealer, "SEAL_EVERY", 1000)
         ledgers = FakeLedgers()
         stream = await StreamCatalog(ledgers).create("a", SCHEMA)
+        await stream.append(table(0))
+        await stream.append(table(1))
         monkeypatch.setattr(FakeNaming, "operations", operations)
-        commit = await stream.append(table(0))
-        (segment,) = commit.segments
-        assert said == [{(segment.ledger_id, b"%016d" % segment.ledger_id)}]
+        if what == "rows":
+            await stream.append(table(2))
+        elif what == "page":
+            await stream._committer.sealer.seal(2)
+        elif what == "pack":
+            await stream.optimizer.run_all(entries_min=1)
+        else:
+            monkeypatch.setattr(committer, "SEGMENT_LIST_NODE_BYTES_MAX", 100)
+            if what == "list ahead":
+                monkeypatch.setattr(committer, "LEDGERS_NAMED_BY_COMMIT_MAX", 8)
+                left = [[LedgerId(n) for n in range(9)]]
+                monkeypatch.setattr(FakeNaming, "unsettled", lambda *_: left.pop() if left else [])
+            await stream.commit_segments([loose(ledger_id=n) for n in range(9)])
+        made = list(ledgers.ledgers.values())[-1]
+        assert len(said) == (2 if what == "list ahead" else 1)
+        for whose in said:
+            assert {each for each in whose if each[1]} == {(made.ledger_id, made.incarnation)}
+
+    run(scenario())
+
+
+def test_ledgers_are_named_ahead_over_the_connection_over_which_they_were_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the unnamed node of another ledger goes, which has got the id behind a restore."""
+    monkeypatch.setattr(committer, "LEDGERS_NAMED_BY_COMMIT_MAX", 8)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await StreamCatalog(ledgers).create("a", SCHEMA)
+        many = [LedgerId(n) for n in range(9)]
+        left, sent = [many, many], list[tuple[int, list[str]]]()
+        send = ledgers.store.transaction
+        reconnects = iter([ledgers.store.reconnect])
+
+        async def operations(*_: Any) -> list[Operation]:
+            looked = ledgers.store.connections
+            next(reconnects, lambda: None)()
+            return [Check(f"looked/{looked}", 0)]
+
+        async def transaction(operations: Sequence[Operation]) -> None:
+            paths = [each.path for each in operations]
+            sent.append((ledgers.store.connections, paths))
+            await send([each for each in operations if not each.path.startswith("looked/")])
+
+        monkeypatch.setattr(FakeNaming, "operations", operations)
+        monkeypatch.setattr(FakeNaming, "unsettled", lambda *_: left.pop() if left else [])
+        monkeypatch.setattr(ledgers.store, "transaction", transaction)
+        monkeypatch.setattr(Attempt, "_refuse_deleted", AsyncMock())
+        await stream.commit_segments([loose(ledger_id=n) for n in many])
+        assert len(sent) == 2 and len(sent[0][1]) == 1, "the ledgers, and the commit"
+        for connection, paths in sent:
+            assert f"looked/{connection}" in paths
 
     run(scenario())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from spark_ledger.errors import LedgerError
-from spark_ledger.stream.ledgers import PURPOSE_PACK, TAG_PURPOSE
+from spark_ledger.stream.ledgers import PURPOSE_PACK, TAG_PURPOSE, OpenLedger
 from spark_ledger.stream.packs import optimizer
 from spark_ledger.stream.packs.format import decode_packs, encode_packs
 from spark_ledger.stream.packs.model import Pack, Packs
@@ -151,11 +153,11 @@ def test_pack_of_another_optimizer_that_was_first_costs_only_the_copy(
         write_pack = optimizer.Optimizer._write
         rival = await another(ledgers)[1].open("s")
 
-        async def late(optimizing: optimizer.Optimizer, *args: object) -> Pack:
+        async def late(optimizing: optimizer.Optimizer, *args: Any) -> tuple[Pack, OpenLedger]:
             monkeypatch.setattr(optimizer.Optimizer, "_write", write_pack)
-            pack = await write_pack(optimizing, *args)  # type: ignore[arg-type]
+            made = await write_pack(optimizing, *args)
             await optimize(rival)
-            return pack
+            return made
 
         async def refused(ledger_id: int, checks: object = ()) -> None:
             raise LedgerError("no answer")

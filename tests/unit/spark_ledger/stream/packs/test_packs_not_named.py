@@ -19,11 +19,12 @@ from spark_ledger.errors import (
 from spark_ledger.metadata.base import Operation
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.one_connection import OneConnection
-from spark_ledger.stream.packs import optimizer
+from spark_ledger.stream.packs import model, optimizer
 from spark_ledger.stream.packs.format import encode_packs
 from spark_ledger.stream.packs.model import Pack, Packs
+from spark_ledger.stream.retention.handle import StreamRetention
 from spark_ledger.types import LedgerId
-from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
+from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers, FakeNaming
 from tests.unit.spark_ledger.stream.packs.test_packs import (
     COMMITS,
     optimize,
@@ -112,11 +113,11 @@ def test_pack_is_named_for_a_second_while_others_change_the_nodes_of_the_stream(
         ledgers.store.transaction = refused  # type: ignore[method-assign]
         began = loop.time()
         if refusals < 20:
-            assert await stream.optimizer._name(pack, reading)
+            assert await stream.optimizer._name(pack, ledger, reading)
             assert packs_of(ledgers).packs == (pack,)
         else:
             with pytest.raises(RetryableError, match="keep changing"):
-                await stream.optimizer._name(pack, reading)
+                await stream.optimizer._name(pack, ledger, reading)
             assert not ledgers.ledgers
         return loop.time() - began
 
@@ -189,18 +190,100 @@ def test_pack_for_which_another_made_one_meanwhile_is_too_many_and_leaves_no_led
         await stream.retention.allow_packs()
         name = optimizer.Optimizer._name
 
-        async def late(optimizing: optimizer.Optimizer, pack: Pack, reading: OneConnection) -> bool:
+        async def late(optimizing: optimizer.Optimizer, *words: Any) -> bool:
             before = await ledgers.store.get("streams/s/packs")
             other = Pack(100, 200, 900, 1000, LedgerId(77), entries=1, rows=1, size_bytes=1)
             await ledgers.store.put(
                 "streams/s/packs", encode_packs(Packs((other,))), before.version
             )
-            return await name(optimizing, pack, reading)
+            return await name(optimizing, *words)
 
         monkeypatch.setattr(optimizer.Optimizer, "_name", late)
         known = set(ledgers.ledgers)
         with pytest.raises(ConfigurationError, match="may have no more"):
             await optimize(stream)
         assert set(ledgers.ledgers) == known
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("when", ["before each pack", "as each is copied", "as each is named"])
+def test_packs_are_made_over_as_many_connections_as_it_takes(
+    when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look at a large stream takes hours, and a connection may break in any of them."""
+    monkeypatch.setattr(model, "PACK_SEGMENTS_MAX", 2)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await written(ledgers)
+        before, made = set(ledgers.ledgers), FakeLedgers.create_ledger
+        breaks = 0
+
+        async def breaking(*words: Any, **options: Any) -> Any:
+            nonlocal breaks
+            breaks += 1
+            if breaks % 2:
+                ledgers.store.reconnect()
+            return await act(*words, **options)
+
+        if when == "before each pack":
+            act: Any = StreamRetention.allow_packs
+            monkeypatch.setattr(StreamRetention, "allow_packs", breaking)
+        elif when == "as each is copied":
+            act = made
+            monkeypatch.setattr(FakeLedgers, "create_ledger", breaking)
+        else:
+            act = FakeNaming.operations
+            monkeypatch.setattr(FakeNaming, "operations", breaking)
+        packed = await stream.optimizer.run_all(entries_min=1)
+        assert [(each.first, each.commits) for each in packed] == [(n, 1) for n in range(COMMITS)]
+        assert tuple(each.pack for each in packed) == packs_of(ledgers).packs
+        assert set(ledgers.ledgers) - before == {each.ledger_id for each in packs_of(ledgers).packs}
+        copies = len(ledgers.writers) - len(before)
+        assert copies == COMMITS * (1 if when == "before each pack" else 2), (
+            "looks before it copies"
+        )
+        assert values(await read(stream, await planned(stream))) == list(range(12))
+
+    run(scenario())
+
+
+def test_connection_that_lasts_for_no_pack_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a gigabyte is copied on end, and nobody knows."""
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await written(ledgers)
+        before, create = set(ledgers.ledgers), ledgers.create_ledger
+
+        async def breaking(**options: Any) -> Any:
+            ledgers.store.reconnect()
+            return await create(**options)
+
+        ledgers.create_ledger = breaking  # type: ignore[method-assign]
+        with pytest.raises(RetryableError, match="the connection to the metadata store broke"):
+            await optimize(stream)
+        assert len(ledgers.writers) == len(before) + optimizer._TRIES_MAX
+        assert set(ledgers.ledgers) == before and not packs_of(ledgers).packs
+
+    run(scenario())
+
+
+def test_other_errors_of_a_pack_end_it_at_once() -> None:
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await written(ledgers)
+        tries = 0
+
+        async def no_bookies(**_: Any) -> Any:
+            nonlocal tries
+            tries += 1
+            raise RetryableError("too few bookies")
+
+        ledgers.create_ledger = no_bookies  # type: ignore[method-assign]
+        with pytest.raises(RetryableError, match="too few bookies"):
+            await optimize(stream)
+        assert tries == 1
 
     run(scenario())
