@@ -251,7 +251,10 @@ def _new_files(before: Before) -> list[str]:
     for name in after - before.files:
         with suppress(OSError):  # another thread has closed it
             paths.append(os.readlink(f"/proc/self/fd/{name}"))
-    return [path for path in paths if path.startswith(tempfile.gettempdir())]
+    # Libraries keep files of theirs open, as fonts; a clone's environment may be there as well.
+    environment = f"{sys.prefix}{os.sep}"
+    of_tests = [path for path in paths if path.startswith(tempfile.gettempdir())]
+    return [path for path in of_tests if not path.startswith(environment)]
 
 
 def _descriptors() -> set[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from pathlib import Path
 
 import pytest
@@ -156,3 +156,17 @@ def test_what_a_test_leaves_on_purpose_is_allowed_with_a_reason() -> None:
     assert left_open.unexcused(found, [mark]) == ["repair lock of ledgers [7]"]
     with pytest.raises(AssertionError, match="says why"):
         left_open.unexcused(found, [pytest.mark.leaves_open("Keeper").mark])
+
+
+def test_file_of_the_environment_is_left_to_its_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clone in the temporary directory has its environment there, whose fonts stay open."""
+    monkeypatch.setattr("sys.prefix", str(tmp_path / ".venv"))
+    before = left_open.begin()
+    with ExitStack() as opened:
+        for directory in (".venv", ".venv-of-others"):
+            (tmp_path / directory).mkdir()
+            opened.enter_context((tmp_path / directory / "font").open("wb"))
+        found = left_open.end(before, waits=False)
+    assert found == [f"file {tmp_path}/.venv-of-others/font"]
