@@ -124,6 +124,7 @@ class BookieService:
             self._limits,
             lambda: self._sessions,
         )
+        self._connections.on_call = self.clients.sign
         self._polls = LongPolls(bookie, metrics)
         spare_streams = SpareStreams(self._sessions, self.hang_up)
         self._limits.makes_way[Kind.POLL] = self._polls.make_way

@@ -47,7 +47,7 @@ def parse() -> argparse.Namespace:
         "--only",
         metavar="OPTION",
         default="",
-        choices=["", *Options.__struct_fields__, "restores+stream"],
+        choices=["", *Options.__struct_fields__, "restores+stream", "restores+together"],
         help="only schedules that draw this option, as repairers, restores or restores+stream",
     )
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: 2)")

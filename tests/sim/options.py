@@ -246,6 +246,12 @@ def _with_later_options(options: Options, seed: int) -> Options:
         # Without ledgers beside it, whose readers read on as a ledger of the stream gets their id.
         options = msgspec.structs.replace(options, restores=True, ledgers=())
     stream = options.stream
+    pairs = random.Random(f"restores with two streams 1 {seed}")
+    if pairs.random() < 0.3 and options.together and stream is not None:
+        # Alone: of others nobody counts what they lose.
+        alone = msgspec.structs.replace(stream, sinks=0, rivals=0, appends=0, readers=0)
+        options = msgspec.structs.replace(options, restores=True, stream=alone, ledgers=())
+        stream = alone
     racks = random.Random(f"rack loss {seed}")
     if racks.random() < 0.04 and stream is None and not options.rot:
         return _without_a_rack(options, racks.choice(["for good", "returns"]))

@@ -85,14 +85,15 @@ class Restorer:
             work()
 
     def _back_up(self) -> None:
-        drops = self.world.drops
-        if drops is not None and (drops.head is None or self.draw.random() < 0.8):
+        drops, pairs = self.world.drops, self.world.pairs
+        is_missing = drops.head is None if drops else pairs is not None and not pairs.are_there
+        if (drops or pairs) and (is_missing or self.draw.random() < 0.8):
             self._later(0.1, self._back_up)  # once there is a stream, and perhaps a while later
             return
         self._backup = self.world.zookeeper.tree.back_up()
         self.world.say("a backup of ZooKeeper is taken")
         after_s = self.draw.choice([0.1, 0.3, 1.0]) * self.draw.uniform(0.2, 1.5)
-        self._later(after_s * (1.0 if drops is None else 2.0), self._go_down)
+        self._later(after_s * (2.0 if drops or pairs else 1.0), self._go_down)
 
     def _go_down(self) -> None:
         self.world.zookeeper.restoring = True
@@ -111,6 +112,8 @@ class Restorer:
         world.invariants.restored(self._backup.data())
         if world.drops is not None:
             world.drops.restored(self._backup.data(), len(world.history))
+        if world.pairs is not None:
+            world.pairs.restored(self._backup.data())
         if self._forgetting.random() < 0.5:  # readers remember: what they read is compared
             for client in world.clients:
                 if isinstance(client, WriterClient):

@@ -13,13 +13,20 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from spark_ledger.client.ledger_client import LedgerClient
-from spark_ledger.errors import ConflictError, LedgerError, NoSuchStreamError, NotFoundError
+from spark_ledger.errors import (
+    ConflictError,
+    LedgerError,
+    MetadataRestoredError,
+    NoSuchStreamError,
+    NotFoundError,
+)
 from spark_ledger.stream.catalog import StreamCatalog
-from spark_ledger.stream.format.codec import decode_commit
+from spark_ledger.stream.format.codec import decode_commit, decode_head
 from spark_ledger.stream.model import Commit
 from spark_ledger.stream.several import AppendedStreams
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import Dlsn
+from tests.history.values import verify
 from tests.sim.streams import SCHEMA, Checkpoint, StreamClient, judge_commit
 
 if TYPE_CHECKING:
@@ -28,9 +35,11 @@ if TYPE_CHECKING:
 
 NAMES: Final = ("left", "right")
 _COMMIT_PATH: Final = re.compile(r"streams/(left|right)/commits/\d+/(\d+)")
+_HEAD_PATHS: Final = {f"streams/{name}/head": name for name in NAMES}
 _STARTS_MAX: Final = 12
 _DRIVERS: Final = 2
 _DELETES: Final = 0.4
+_ATTEMPTS: Final = 8
 
 Pair = tuple[str, int]
 """A sink and its transaction."""
@@ -44,6 +53,9 @@ class Pairs:
         self.plan = plan
         self.is_deleted = False
         """Somebody deletes one of the streams: nobody makes it again."""
+        self.restores = 0
+        """How often ZooKeeper was restored."""
+        self._there: set[str] = set()
         self._made: dict[Pair, dict[str, tuple[int, int]]] = {}
         """The change that made each commit, and its number, by stream."""
         self._attempts: Counter[Pair] = Counter()
@@ -61,8 +73,25 @@ class Pairs:
             checkpoint.starts += 1
             world.clients.append(TogetherClient(world, name, self.plan, checkpoint))
 
+    @property
+    def are_there(self) -> bool:
+        """Whether both streams were made."""
+        return len(self._there) == len(NAMES)
+
+    def restored(self, nodes: Mapping[str, bytes]) -> None:
+        """All is as these nodes of a backup say: commits that came after it are lost, in both."""
+        self.restores += 1
+        kept = {name: decode_head(nodes[path], path) for path, name in _HEAD_PATHS.items()}
+        for pair, made in [*self._made.items()]:
+            left = {n: each for n, each in made.items() if each[1] < kept[n].next_commit}
+            self._made[pair] = left
+            if not left:
+                del self._made[pair]
+
     def observe(self, path: str, data: bytes | None) -> None:
         """A metadata node has changed: perhaps there is one more commit."""
+        if path in _HEAD_PATHS and data is not None:
+            self._there.add(_HEAD_PATHS[path])
         found = _COMMIT_PATH.fullmatch(path)
         if found is None or data is None:
             return
@@ -73,17 +102,21 @@ class Pairs:
             self._violate(f"{name} has {commit.sink_id}/{commit.transaction_id} twice")
         made[name] = (self._world.zookeeper.tree.zxid, number)
 
-    def attempted(self, pair: Pair) -> None:
-        """A sink begins to commit a transaction, perhaps again."""
+    def attempted(self, pair: Pair) -> int:
+        """A sink begins to commit a transaction, perhaps again. For ``acknowledged``."""
         self._attempts[pair] += 1
+        return self.restores
 
     def refused(self, pair: Pair, error: LedgerError) -> None:
         """A sink was told that nothing was committed. It gives up."""
         if self._attempts[pair] == 1 and not error.outcome_unknown:
             self._refused.add(pair)
 
-    def acknowledged(self, pair: Pair, commits: Mapping[str, Commit]) -> None:
-        """A sink was told that its transaction is there."""
+    def acknowledged(self, pair: Pair, commits: Mapping[str, Commit], began: int) -> None:
+        """A sink was told that its transaction is there. If ZooKeeper was restored since it began
+        that may be lost."""
+        if began != self.restores:
+            return
         made = self._made.get(pair, {})
         told = {name: commit.number for name, commit in commits.items()}
         if told != {name: number for name, (_, number) in made.items()}:
@@ -99,28 +132,41 @@ class Pairs:
                 self._violate(f"{pair} is there, and its sink was told that nothing was committed")
 
     async def judge(self, client: LedgerClient) -> None:
-        """The rows that are there are the same in both."""
-        rows = [await _rows(client, name) for name in NAMES]
+        """The rows that are there are the same in both, and are of that sink."""
+        rows = [await self._rows(client, name) for name in NAMES]
+        for (sink_id, _), texts in (item for found in rows for item in found.items()):
+            if any(not verify(text) or text.split("/")[1] != sink_id for text in texts):
+                self._violate(f"{sink_id} has the rows {texts}")
         for pair in rows[0].keys() & rows[1].keys():
             if rows[0][pair] != rows[1][pair]:
                 self._violate(
                     f"{pair} has {rows[0][pair]} on the left, {rows[1][pair]} on the right"
                 )
 
+    async def _rows(self, client: LedgerClient, name: str) -> dict[Pair, tuple[str, ...]]:
+        """The rows of each commit. Those of a stream that was deleted, or whose copies were damaged
+        more than the promises allow, need not be there."""
+        unreadable = ""
+        for attempt in range(_ATTEMPTS):
+            await asyncio.sleep(min(attempt, 1))  # a bookie whose disk has failed restarts meanwhile
+            try:
+                stream = await StreamCatalog(client).open(name)
+                head = await stream.head()
+                commits = await stream.commits(head.earliest_commit, head.next_commit)
+                found = [await judge_commit(stream, commit) for commit in commits]
+            except LedgerError as error:
+                unreadable = f"{name} cannot be read: {type(error).__name__}: {error}"
+                if isinstance(error, NotFoundError) and not self.are_there:
+                    return {}
+            else:
+                return {(each.sink_id, each.transaction_id): each.values for each in found}
+        is_collected = self.restores > 0 and self._world.options.collects
+        if not (self.is_deleted or self._world.is_beyond_tolerance or is_collected):
+            self._violate(unreadable)
+        return {}
+
     def _violate(self, text: str) -> None:
         self._world.violate("streams", "T22", text)
-
-
-async def _rows(client: LedgerClient, name: str) -> dict[Pair, tuple[str, ...]]:
-    """The rows of each commit that can be read; that of others is judged elsewhere."""
-    try:
-        stream = await StreamCatalog(client).open(name)
-        head = await stream.head()
-        commits = await stream.commits(head.earliest_commit, head.next_commit)
-        found = [await judge_commit(stream, commit) for commit in commits]
-    except LedgerError:
-        return {}
-    return {(each.sink_id, each.transaction_id): each.values for each in found}
 
 
 class _Catalog(StreamCatalog):
@@ -176,6 +222,9 @@ class TogetherClient(StreamClient):
                 self.world.say(f"{self.name} ends: {type(error).__name__}: {error}")
                 self.pairs.refused((checkpoint.sink_id, checkpoint.following), error)
                 break
+            except MetadataRestoredError:  # another process goes on, with the same checkpoint
+                self.crash()
+                await asyncio.sleep(0)
             except (LedgerError, TimeoutError) as error:
                 self.world.say(f"{self.name}: {type(error).__name__}: {error}")
                 await asyncio.sleep(self.draw.uniform(0.01, 0.2))
@@ -210,7 +259,7 @@ class TogetherClient(StreamClient):
         if self.draw.random() < self.plan.crash:
             self.world.loop.later(self.draw.uniform(0.0, 0.1), None, self._die)
         patience_s = self.draw.uniform(0.0, 0.1) if self.draw.random() < self.plan.crash else None
-        self.pairs.attempted((sink_id, number))
+        began = self.pairs.attempted((sink_id, number))
         async with asyncio.timeout(patience_s):
             commits = await appended.append_to(
                 dict.fromkeys(NAMES, table),
@@ -218,7 +267,7 @@ class TogetherClient(StreamClient):
                 transaction_id=number,
                 run_id=self.name,
             )
-        self.pairs.acknowledged((sink_id, number), commits)
+        self.pairs.acknowledged((sink_id, number), commits, began)
 
 
 class ChangeClient(StreamClient):
@@ -249,5 +298,7 @@ class ChangeClient(StreamClient):
             except NotFoundError:
                 if pairs.is_deleted:
                     return
+            except MetadataRestoredError:
+                catalog = StreamCatalog(await self.connect())
             except LedgerError as error:
                 self.world.say(f"{self.name}: {type(error).__name__}: {error}")

@@ -41,6 +41,8 @@ class Connections:
         """Calls that have begun and not ended."""
         self.on_sign: Callable[[], None] = _nothing
         """Is called when a call begins, and when a message was received."""
+        self.on_call: Callable[[], None] = _nothing
+        """Is called when a call begins."""
 
     def __len__(self) -> int:
         """Connections that something is kept of."""
@@ -53,6 +55,7 @@ class Connections:
         self._running[peer] += 1
         self.calls += 1
         self.on_sign()
+        self.on_call()
         try:
             yield
         finally:

@@ -339,7 +339,8 @@ class Sealer:
         It is sent over the connection over which all of it was read, and over no other (rule T2).
 
         ``made`` are the ledgers with the new pages, if there are any, and ``holds`` a commit behind
-        them. If the transaction can take no effect any more they are deleted (rule T12).
+        them. If the transaction has not named them they are deleted, and it takes no effect any
+        more (rule T12).
         """
         nodes = self._nodes
         operations = [
@@ -368,7 +369,8 @@ class Sealer:
             found = await self._find(before, made, holds)
             if found is not None:
                 return found
-        return False  # it may still arrive, so the ledgers stay
+        await self._drop(made)  # if it still arrives it is refused then
+        return False
 
     async def _find(self, before: _Before, made: Sequence[OpenLedger], holds: int) -> bool | None:
         """Whether a transaction whose reply was lost was applied; None while it may still be."""

@@ -88,7 +88,9 @@ class ManifestStore:
             if not reading.has_ended:
                 break
         # Over one connection versions only grow: an older one is of a server that lags.
-        if self._root is None or self._reading.has_ended or found.version > self._root.version:
+        if self._reading.has_ended:
+            self.forget_all()  # ids of ledgers may have been given again too
+        if self._root is None or found.version > self._root.version:
             self._root, self._reading = found, reading
         return self._root.value
 
@@ -182,13 +184,15 @@ class ManifestStore:
         key = (page.pointer.ledger_id, page.pointer.entry_id)
         known = self._pointers.get(key)
         if known is None:
+            reading = self._reading
             where, data = await self._read(page.pointer)
             known = decode_index(data, self.stream_id, page.level, page.first, where)
             if len(known) != root.fan_out:
                 raise CorruptionError(f"{where}: {len(known)} pages, not {root.fan_out}")
-            self._pointers[key] = known
-            if len(self._pointers) > _POINTERS_KEPT_MAX:
-                self._pointers.popitem(last=False)
+            if self._may_keep(reading):
+                self._pointers[key] = known
+                if len(self._pointers) > _POINTERS_KEPT_MAX:
+                    self._pointers.popitem(last=False)
         return known
 
     async def leaf_bytes(self, root: ManifestRoot, page: Page) -> bytes:
@@ -215,13 +219,15 @@ class ManifestStore:
         """Read pages that stand one behind the other in a ledger, and keep them."""
         found: list[bytes] = []
         async with self._reads:
+            reading = self._reading
             reader = await self._ledgers.open_unconfirmed(LedgerId(ledger_id))
             batches = reader.read_batches(EntryId(first), EntryId(last), unconfirmed=True)
             async for entries in batches:
                 found += [entry.payload for entry in entries]
         assert len(found) == last - first + 1, "a ledger delivers the entries, or raises"
-        for entry_id, data in enumerate(found, first):
-            self._keep((ledger_id, entry_id), data)
+        if self._may_keep(reading):
+            for entry_id, data in enumerate(found, first):
+                self._keep((ledger_id, entry_id), data)
         return found
 
     def keep(self, ledger_id: LedgerId, pages: Sequence[bytes]) -> None:
@@ -240,6 +246,11 @@ class ManifestStore:
         self._pages.clear()
         self._pages_bytes = 0
         self._pointers.clear()
+
+    def _may_keep(self, reading: OneConnection) -> bool:
+        """Whether what was asked for over it is still of the store of now: behind another
+        connection the ids of ledgers may have been given again."""
+        return reading is self._reading and not reading.has_ended
 
     def _keep(self, key: tuple[int, int], data: bytes) -> None:
         if key in self._pages:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from itertools import groupby, pairwise
 from typing import Final, NamedTuple, TypedDict, Unpack
 
@@ -279,16 +279,14 @@ class Optimizer:
 
         After a lost reply the node tells, and if it does not, the same is sent again: both expect
         the version that was read. Raises RetryableError, after which the ledger may be a pack,
-        ConfigurationError, and what the metadata store raises. If it cannot be one it is deleted.
+        ConfigurationError, and what the metadata store raises. If it is none it is deleted, and
+        what may still arrive is refused then.
         """
-        is_in_doubt = False
         try:
             for _ in range(_NAME_ATTEMPTS):
                 found = None
-                try:
+                with suppress(OutcomeUnknownError):
                     found = await self._try_to_name(pack, ledger, reading)
-                except OutcomeUnknownError:
-                    is_in_doubt = True
                 if found is not None:
                     return found
                 await asyncio.sleep(_NAME_DELAY_S)
@@ -297,8 +295,7 @@ class Optimizer:
                 "could not be named, because the stream's nodes keep changing; try again"
             )
         except LedgerError:
-            if not is_in_doubt:
-                await self._drop(ledger)
+            await self._drop(ledger)
             raise
 
     async def _try_to_name(

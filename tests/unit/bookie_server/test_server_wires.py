@@ -45,6 +45,10 @@ def test_memory_is_looked_at_when_a_call_begins_or_a_message_comes(cluster: Clus
             guard._had_sign = False
             with connections.call("p"):
                 assert guard._had_sign and guard._calls() == 1
+            clients = bookie._service.clients
+            clients._is_resting = True
+            with connections.call("p"):
+                assert not clients._is_resting, "who comes anew is looked at soon"
 
     asyncio.run(main())
 

@@ -172,6 +172,29 @@ def test_watch_looks_often_while_there_are_strangers_or_parts_and_seldom_else(
     asyncio.run(main())
 
 
+def test_call_that_begins_while_the_watch_rests_has_it_look_soon(beats: Beats) -> None:
+    """Forty that are ended at one time begin again at one time, and send what they can."""
+
+    async def main() -> None:
+        world = World()
+        world.watch.start(3181, 10_000)
+        world.connections.on_call = world.watch.sign
+        with world.connections.call("one"), world.connections.call("another"):
+            pass
+        rests_and_looks = [BOOKIE_CONNECTION_IDLE_S, BOOKIE_CONNECTION_LOOK_S]
+        assert beats.delays == rests_and_looks, "once for both"
+        with world.limits.receiving("asks"):
+            assert await beats.look() == BOOKIE_CONNECTION_LOOK_S
+            with world.connections.call("asks"):
+                assert len(beats.delays) == 3, "it does not rest"
+        assert await beats.look() == BOOKIE_CONNECTION_IDLE_S
+        world.watch.stop()
+        with world.connections.call("late"):
+            assert len(beats.delays) == 4
+
+    asyncio.run(main())
+
+
 def test_watch_makes_room_for_new_clients_by_itself(beats: Beats) -> None:
     async def main() -> None:
         world = World()

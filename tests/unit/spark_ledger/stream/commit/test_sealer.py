@@ -9,10 +9,12 @@ from collections.abc import Sequence
 import pytest
 
 from spark_ledger.errors import (
+    ConflictError,
     CorruptionError,
     LedgerError,
     NoSuchStreamError,
     NotEnoughBookiesError,
+    NotFoundError,
     OutcomeUnknownError,
 )
 from spark_ledger.metadata.base import Operation
@@ -286,21 +288,33 @@ def test_sealing_that_arrives_late_keeps_its_pages_though_its_repetition_is_refu
     run(scenario())
 
 
-def test_ledger_of_a_sealing_whose_outcome_stays_unknown_is_kept(
+def test_sealing_that_is_given_up_without_a_reply_leaves_no_ledger_and_arrives_in_vain(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its transaction may still arrive, and then the root names it (rule T12)."""
+    """Its ledger went with the unnamed node that its transaction would take (rule T12)."""
     small_manifests(monkeypatch, kept=1000)
 
     async def scenario() -> None:
         ledgers = FakeLedgers()
-        await made(ledgers, 5)
+        commits = await made(ledgers, 5)
         monkeypatch.setattr(sealer, "COMMITS_KEPT_AS_NODES", 1)
-        lost = [Outcome.LOST_REQUEST] * 3
-        stream = await another(ledgers, Faults(lost))[1].open("s")
+        stream = await another(ledgers)[1].open("s")
+        store = stream._nodes.store
+        send, late = store.transaction, list[Sequence[Operation]]()
+
+        async def unanswered(operations: Sequence[Operation]) -> None:
+            if any(each.path == "streams/s/manifests" for each in operations):
+                late.append(operations)
+                raise OutcomeUnknownError("no reply")
+            await send(operations)
+
+        monkeypatch.setattr(store, "transaction", unanswered)
         await stream._committer.sealer.seal(5)
+        assert len(late) == 3 and not ledgers.ledgers
+        with pytest.raises((ConflictError, NotFoundError)):
+            await send(late[0])
         assert root_of(ledgers).sealed == 0
-        assert len(ledgers.ledgers) == 1
+        await check(ledgers, commits)
 
     run(scenario())
 

@@ -87,5 +87,17 @@ def test_pages_of_a_store_that_went_back_are_read_anew_at_each_level(
         manifests.forget_all()
         assert not manifests.memory_bytes
         assert await looked() == first
+        client.store.reconnect()  # ids of ledgers may have been given again
+        assert await looked() == first and await looked() == []
+
+        async def breaks(ledger_id: int) -> LedgerRange:
+            client.store.reconnect()
+            return await counted(ledger_id)
+
+        monkeypatch.setattr(client, "open_unconfirmed", breaks)
+        manifests.forget_all()
+        assert await looked() == first
+        monkeypatch.setattr(client, "open_unconfirmed", counted)
+        assert await looked() == first, "what was read across a break is not kept"
 
     run(scenario())
