@@ -37,7 +37,11 @@ class Target:
     ledgers: count[int] = field(default_factory=lambda: count(10_000))
 
     async def connect(self, *, window: int = 65_535) -> RawConnection:
-        """One more connection."""
+        """One more connection. Those that the bookie has ended leave their descriptors to it."""
+        ended = [each for each in self.connections if each.closed]
+        self.connections = [each for each in self.connections if not each.closed]
+        for each in ended:
+            await each.close()
         connection = await RawConnection.open(self.address, window=window)
         self.connections.append(connection)
         return connection
@@ -164,7 +168,6 @@ async def _halves(target: Target, method: str, number: int) -> None:
             while not (connection.closed or stream in connection.ended):
                 await asyncio.sleep(0.1)
         await connection.close()
-        target.connections.remove(connection)
 
     await again_and_again(turn, side_by_side=number)
 
@@ -196,7 +199,6 @@ async def _appends(target: Target, body: bytes, *, compressed: bool = False) -> 
         while await connection.send(stream, data):
             await asyncio.sleep(0)
         await connection.close()
-        target.connections.remove(connection)
 
     await again_and_again(turn, side_by_side=4)
 
@@ -437,7 +439,6 @@ async def adds_to_ledgers_that_do_not_exist(target: Target) -> None:
             if not await connection.send(stream, message(encode_append_request(adds))):
                 break
         await connection.close()
-        target.connections.remove(connection)
 
     await again_and_again(turn, side_by_side=4)
 
