@@ -472,14 +472,12 @@ class Bookie:
         return None
 
     def _perform(self, steps: Sequence[Step], done: Done) -> None:
-        """Keep and journal each step; ``done`` is told of the last one.
-
-        The journal is durable in its order, so the last step stands for those before it.
-        """
-        for step in steps:
-            self._storage.set_ledger_record(step.change.ledger_id, step.record)
-            record_type, body = encode_change(step.change)
-            self._journal.append(record_type, body, done if step is steps[-1] else _ignored)
+        """Keep and journal all steps at once: neither a crash nor a checkpoint leaves some of them
+        on the disk, as a key without its fence (rule P25). ``done`` is told of the last one."""
+        if steps:
+            self._storage.set_ledger_record(steps[-1].change.ledger_id, steps[-1].record)
+            *before, (record_type, body) = [encode_change(step.change) for step in steps]
+            self._journal.append(record_type, body, done, before=before)
 
     def _answer(self, size: int, done: Done, status: BookieStatus, message: str) -> None:
         self._bytes_in_flight.release(size)

@@ -2,8 +2,9 @@
 
 Each function takes the ledger record as it is (None for a ledger never heard of) and a request. It
 returns a ``Refusal``, or ``Accepted`` with what has to be kept and journalled. ``in_metadata`` is
-what the metadata say of the ledger, and needed only without a record. The caller keeps
-first and journals second (rule S2), and answers once the journal is synced (rules S1 and P3).
+what the metadata say of the ledger: needed without a record, and a copy always comes with it. The
+caller keeps first and journals second (rule S2), and answers once the journal is synced (rules S1
+and P3).
 
 Nothing comes between a decision and its change. All requests run on one thread, and the record in
 memory is changed before the next request is looked at. An add that comes after a fence is therefore
@@ -42,7 +43,7 @@ class Accepted(NamedTuple):
     """A request that is served.
 
     ``record`` is the ledger's record at the end. ``steps`` lead to it, in the order in which they
-    are kept and journalled; for an add they come before the run itself, which is no step. Without
+    are journalled, all in one batch; for an add they come before the run, which is no step. Without
     any step there is nothing to write for a fence or a last add confirmed.
     ``lac_advanced``: the last add confirmed is higher than before, readers wait for that.
     ``held_up_to``: entries of an add up to this one may be held already. The caller compares them
@@ -73,8 +74,8 @@ def on_add(
     """
     before = record
     steps: tuple[Step, ...] = ()
-    if before is None:
-        contact = _contact(None, ledger_id, key_hash, in_metadata)
+    if before is None or in_metadata is not None:
+        contact = _contact(before, ledger_id, key_hash, in_metadata)
         if isinstance(contact, Refusal):
             return contact
         before, steps = contact.record, contact.steps
@@ -162,19 +163,19 @@ def _contact(
     step: its record says so by an empty hash, and so does no record at all.
 
     A closed ledger is fenced from its first contact on (rule P25): a record that said so may have
-    been here, and given back.
+    been here, and given back. One that is there without a fence gets it with the next copy: an
+    older version may have been killed between the key and the fence.
     """
     assert len(key_hash) in (0, KEY_HASH_BYTES), "the hash of a key, and not the key"
-    if record is not None:
-        return _refuse_key(record.access_key_hash, ledger_id, key_hash) or Accepted(record)
-    assert in_metadata is not None, "the first contact is compared with the metadata (rule P20)"
-    refusal = _refuse_key(in_metadata.access_key_hash, ledger_id, key_hash)
+    known_by = record if record is not None else in_metadata
+    assert known_by is not None, "the first contact is compared with the metadata (rule P20)"
+    refusal = _refuse_key(known_by.access_key_hash, ledger_id, key_hash)
     if refusal is not None:
         return refusal
-    known = Accepted(LedgerRecord())
-    if key_hash:
+    known = Accepted(LedgerRecord() if record is None else record)
+    if record is None and key_hash:
         known = _then(known, Change(ledger_id, access_key_hash=key_hash))
-    if in_metadata.is_closed:
+    if in_metadata is not None and in_metadata.is_closed and not known.record.fenced:
         known = _then(known, Change(ledger_id, fenced=True))
     return known
 

@@ -44,7 +44,9 @@ from bookie_server.storage.journal.waiting import (
     JournalStats,
     RunPlace,
     Waiting,
+    take_batch,
     take_out_of,
+    together,
 )
 from spark_ledger.bookie_api import Done
 from spark_ledger.limits import KIB
@@ -207,22 +209,28 @@ class Journal:
         )
 
     def append(
-        self, record_type: int, body: Block, done: Done, place: RunPlace | None = None
+        self,
+        record_type: int,
+        body: Block,
+        done: Done,
+        place: RunPlace | None = None,
+        before: Sequence[tuple[int, Block]] = (),
     ) -> None:
         """Queue a record; ``done`` runs on the service thread once it is durable, or has failed.
 
-        ``place``: the record is a run that is written once; it is told where.
+        ``place``: the record is a run that is written once; it is told where. ``before``: other
+        records, in front of it, that become durable with it or not at all.
         """
-        wakes = False
+        records, wakes = together(before, Waiting(record_type, body, done, place)), False
         with self._lock:
             assert not self._stopping, "append to a closed journal"
             failure, no_room = self._failure, self._no_room
             if failure is None and no_room:
                 # It was decided before that was known: memory has it, so the journal gets it too.
-                self._queue.append(Waiting(record_type, body, None, place))
+                self._queue.extend(each._replace(done=None) for each in records)
             elif failure is None:
-                self._queue.append(Waiting(record_type, body, done, place))
-                self._bytes_in_flight += body.length
+                self._queue.extend(records)
+                self._bytes_in_flight += sum(each.body.length for each in records)
                 if self._unsynced_since is None:
                     self._unsynced_since = self._clock()
                 # Inside ``batch`` its end decides, when its size is known. One that is too large to
@@ -459,20 +467,8 @@ class Journal:
         return self._retries if self._no_room is not None else bool(self._queue)
 
     def _take(self) -> list[Waiting]:
-        """The next batch, in the order of the appends; empty when nothing is queued.
-
-        Bounded, so that the first of a long queue is not answered as late as the last, in one turn.
-        """
-        batch: list[Waiting] = []
-        room, records = self._batch_bytes_max, _BATCH_RECORDS_MAX
         with self._lock:
-            queue = self._queue
-            while queue and records and (not batch or room >= queue[0].body.length):
-                records -= 1
-                waiting = queue.popleft()
-                room -= waiting.body.length
-                batch.append(waiting)
-        return batch
+            return take_batch(self._queue, self._batch_bytes_max, _BATCH_RECORDS_MAX)
 
     def _fail(self, batch: list[Waiting], error: Exception) -> None:
         """Answer the batch and all that is queued with IO_ERROR, for good (rule S3).

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from bookie_server.storage.blocks import Block
 from bookie_server.storage.journal.bell import Bell
 from spark_ledger.bookie_api import Done
+from spark_ledger.types import BookieStatus
 
 
 class Waiting(NamedTuple):
@@ -18,11 +20,38 @@ class Waiting(NamedTuple):
     done: Done | None
     place: RunPlace | None = None
     """Of a run that is written once."""
+    with_next: bool = False
+    """It becomes durable together with the record behind it."""
 
     @property
     def ledger(self) -> bytes:
         """Its ledger's id as it is stored: each body begins with it."""
         return bytes(self.body.buffers[0][:8])
+
+
+def together(before: Sequence[tuple[int, Block]], last: Waiting) -> list[Waiting]:
+    """Records that become durable with ``last``, or not at all, and that one: it is told of."""
+    if not before:  # an entry
+        return [last]
+    return [*(Waiting(*record, _not_told, with_next=True) for record in before), last]
+
+
+def take_batch(queue: deque[Waiting], bytes_max: int, records_max: int) -> list[Waiting]:
+    """The next batch, in the order of the appends; empty when nothing is queued.
+
+    Bounded, so that the first of a long queue is not answered as late as the last, in one turn.
+    What belongs together goes beyond the bound.
+    """
+    batch: list[Waiting] = []
+    room, with_next = bytes_max, False
+    while queue and (
+        with_next or (len(batch) < records_max and (not batch or room >= queue[0].body.length))
+    ):
+        waiting = queue.popleft()
+        with_next = waiting.with_next
+        room -= waiting.body.length
+        batch.append(waiting)
+    return batch
 
 
 def take_out_of(batch: list[Waiting], durable: Sequence[Waiting]) -> list[Waiting]:
@@ -31,6 +60,10 @@ def take_out_of(batch: list[Waiting], durable: Sequence[Waiting]) -> list[Waitin
     told = {id(waiting) for waiting in first}
     batch[:] = (w._replace(done=None) if id(w) in told else w for w in batch)
     return first
+
+
+def _not_told(_status: BookieStatus, _message: str) -> None:
+    """For a record whose answer comes with the one behind it."""
 
 
 class RunPlace:

@@ -9,6 +9,7 @@ import pytest
 from bookie_server.core.copies import CopyGrant, grant_of
 from bookie_server.first_contact import CopyAnswer, NoLedgers
 from bookie_server.ledger_keys import MetadataKeys
+from bookie_server.storage.fs.memory_fs import MemoryFileSystem
 from spark_ledger.bookie_api import Refusal
 from spark_ledger.metadata.json_nodes import encode_node
 from spark_ledger.metadata.ledgers import LedgerStore
@@ -210,3 +211,47 @@ def test_writer_that_missed_the_close_is_fenced_also_where_the_fence_was_given_b
     assert machine.add(7, [0, 1], key=COPIES, recovery=True) is OK, "a copy comes back"
     assert machine.is_fenced(7)
     assert machine.add(7, [2], key=KEY) is BookieStatus.FENCED
+
+
+@pytest.mark.parametrize("step", ["commit", "flush"])
+def test_key_of_a_closed_ledger_is_never_on_the_disk_without_its_fence(
+    monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """The journal thread takes what is queued at any moment, and so does a checkpoint what is in
+    memory: a kill behind it leaves a record with the fence, or none (rule P25)."""
+    files = formatted()
+    machine = Machine(files)
+    machine.keys.grants[7] = CopyGrant(access_key_hash(COPIES), access_key_hash(KEY), EntryId(9))
+    closed(machine)
+    left: list[MemoryFileSystem] = []
+    owner, name = (
+        (machine.bookie._journal, "append")
+        if step == "commit"
+        else (machine.bookie._storage, "set_ledger_record")
+    )
+    real = getattr(owner, name)
+
+    def then(*given: object, **named: object) -> None:
+        real(*given, **named)
+        machine.bookie.commit_pending()
+        if step == "flush":
+            machine.bookie.flush()
+        left.append(files.crash_clone(None))
+
+    monkeypatch.setattr(owner, name, then)
+    assert machine.add(7, [0, 1], key=COPIES, recovery=True) is OK
+    assert left
+    for files_left in left:
+        record = Machine(files_left).bookie._storage.ledger_record(L)
+        assert record is None or record.fenced
+
+
+def test_fence_that_a_kill_has_taken_comes_with_the_next_copy(machine: Machine) -> None:
+    """As an older version left it: the key alone was durable (rule P25)."""
+    assert machine.add(7, [0, 1], key=KEY) is OK
+    closed(machine)
+    assert machine.add(7, [2, 3], key=COPIES, recovery=True) is OK
+    assert machine.is_fenced(7)
+    assert machine.add(7, [4], key=KEY) is BookieStatus.FENCED
+    again = Machine(machine.bookie._storage._stores[0]._file_system.crash_clone(None))  # type: ignore[attr-defined]
+    assert again.is_fenced(7) and again.held(7) == expected(7, range(4))

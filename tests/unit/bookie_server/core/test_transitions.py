@@ -137,6 +137,24 @@ def test_closed_ledger_is_fenced_durably_from_its_first_contact_on(
     assert isinstance(add(decision.record, key_hash=key_hash), Refusal)
 
 
+@pytest.mark.parametrize(
+    "request_of", [partial(add, recovery=True), fence, confirm], ids=["copy", "fence", "confirm"]
+)
+def test_record_without_the_fence_of_a_closed_ledger_gets_it(
+    request_of: Callable[..., Accepted | Refusal],
+) -> None:
+    """A bookie of an older version was killed between the key and the fence (rule P25)."""
+    known = KnownLedger(KEY, is_closed=True)
+    for record in (LedgerRecord(KEY), LedgerRecord(KEY, last_entry=EntryId(9))):
+        decision = accepted(request_of(record, key_hash=KEY, in_metadata=known))
+        assert decision.record.fenced and decision.record.grew_from(record)
+        assert decision.steps[0].change == Change(L, fenced=True)
+        again = accepted(request_of(decision.record, key_hash=KEY, in_metadata=known))
+        assert not [step for step in again.steps if step.change.fenced], "once"
+        is_open = accepted(request_of(record, key_hash=KEY, in_metadata=KnownLedger(KEY)))
+        assert is_open.record.fenced == (request_of is fence)
+
+
 @pytest.mark.parametrize("request_of", [add, fence, confirm])
 @pytest.mark.parametrize(("shown", "known"), [(KEY, OTHER), (KEY, NONE), (NONE, KEY)])
 def test_first_contact_with_another_key_than_the_metadata_is_refused(

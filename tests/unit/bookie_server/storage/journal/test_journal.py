@@ -87,6 +87,33 @@ def test_batch_is_bounded_in_records(
     assert read(files.crash_clone(None)) == [[0, 1, 2], [3, 4, 5], [6]]
 
 
+@pytest.mark.parametrize("bound", ["bytes", "records"])
+def test_records_that_belong_together_are_in_one_batch_also_at_its_bound(
+    files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    """A batch is cut between two requests, never within one."""
+    if bound == "records":
+        monkeypatch.setattr(journal, "_BATCH_RECORDS_MAX", 3)
+    writer = Writer(files)
+    writer.append(*range(1, 1 + (11 if bound == "bytes" else 2)))  # of 8 bytes, and 100 in a batch
+    before = [(RecordType.FENCE, fence_body(LedgerId(each))) for each in (50, 51)]
+    answers: list[BookieStatus] = []
+    writer.journal.append(
+        RecordType.FENCE,
+        fence_body(LedgerId(52)),
+        lambda status, _message: answers.append(status),
+        before=before,
+    )
+    writer.append(53)
+    assert writer.journal.bytes_in_flight == 8 * (15 if bound == "bytes" else 6)
+    while writer.journal.commit_pending():
+        pass
+    writer.run_posted()
+    first, second = read(files)
+    assert first[-3:] == [50, 51, 52] and second == [53]
+    assert answers == [BookieStatus.OK] and writer.journal.bytes_in_flight == 0
+
+
 def test_completion_runs_only_after_the_sync(files: MemoryFileSystem) -> None:
     writer = Writer(files)
     seen: list[list[list[int]]] = []
