@@ -143,7 +143,7 @@ class Compactor:
                     smaller = space.give_back(log)
                     self._gave_back(log.byte_count - smaller.byte_count)
                     alive.append(smaller)
-                else:
+                elif space.may_go(log.log_id):
                     space.remove(log)
                     self._removed(log.byte_count)
 

@@ -30,7 +30,7 @@ from bookie_server.storage.ledgers.dead_blocks import DeadBlocks
 from bookie_server.storage.ledgers.entry_log import EntryLogReader, EntryLogWriter, block_path
 from bookie_server.storage.ledgers.entry_log import log_ids as entry_log_ids
 from bookie_server.storage.ledgers.entry_logs import EntryLogs
-from bookie_server.storage.ledgers.lacking import NO_LOG
+from bookie_server.storage.ledgers.lacking import NO_LOG, Lacking
 from bookie_server.storage.ledgers.log_scan import scan_blocks
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits.storage import COMPACTION_ROWS_AT_ONCE
@@ -71,11 +71,9 @@ class DirectorySpace:
         reader: EntryLogReader,
         logs: EntryLogs,
         run_log_mark: Callable[[], Mark | None],
-        awaited: Callable[[], set[int]] = set,
-        repaired: Callable[[], set[int]] = set,
+        lacking: Lacking,
     ) -> None:
-        """``awaited``: logs with damaged blocks of which no good copy has come yet: they stay.
-        ``repaired``: those of which one came since it was called last."""
+        """``lacking``: what is damaged and of which no good copy has come yet: its logs stay."""
         # Any thread: never changed.
         self.directory = directory
         self._file_system = file_system
@@ -83,8 +81,7 @@ class DirectorySpace:
         self._reader = reader
         self._logs = logs
         self._run_log_mark = run_log_mark
-        self._awaited = awaited
-        self._repaired = repaired
+        self._lacking = lacking
         # Any thread: it has a lock of its own.
         self.dead = DeadBlocks()
         """What has died and was not looked at yet."""
@@ -98,6 +95,10 @@ class DirectorySpace:
         rows name it and no copy has come."""
         self._unmeasured: set[int] = set()
         """Logs whose size could not be told at the last look: each is told once."""
+        self._lost: frozenset[LedgerId] = frozenset()
+        """Ledgers whose blocks may be anywhere, as logs were read for them; some may be back."""
+        self._lost_in: dict[int, frozenset[LedgerId]] = {}
+        """Which of them have blocks in a log: of those that were read."""
         self._copies: dict[int, int] = {}
         """Logs of copies, and what was alive in each at the first look."""
         self._writer: EntryLogWriter | None = None
@@ -128,12 +129,12 @@ class DirectorySpace:
                 in_use.add(self._writer.log_id)
             found = [each for each in self._entry_logs() if each not in in_use]
             found += map(run_log_id, self._covered_run_log_files())
-            repaired = self._repaired()  # behind a damaged index any log may have been one of them
+            repaired = (
+                self._lacking.take_repaired()
+            )  # behind a damaged index any log may have been one of them
             self.damaged &= set() if NO_LOG in repaired else uses.keys() - repaired
             self._tell_missing(uses, in_use)
-        awaited = self._awaited()  # after the index: rows go behind the note of what is lacking
-        if NO_LOG in awaited:
-            return []
+        awaited = self._lacking.logs()  # after the index: rows go behind the note of what lacks
         return [
             LogState(log_id, taken, *uses.get(log_id, LogUse()))
             for log_id in found
@@ -144,10 +145,42 @@ class DirectorySpace:
         """What is free on the disk. Raises OSError."""
         return self._file_system.space(self.directory).free_bytes
 
+    def may_go(self, log_id: int) -> bool:
+        """Whether copies are awaited of nothing in a log that takes no more (rules S22 and S24).
+
+        While the index does not know where the blocks of some ledgers are, the log is read for
+        them, once. Raises OSError.
+        """
+        if log_id in self._lacking.logs():
+            return False
+        lost = self._lacking.anywhere()
+        if not lost or not lost <= self._lost:
+            self._lost = lost
+            self._lost_in.clear()
+        if lost and log_id not in self._lost_in:
+            self._lost_in[log_id] = self._find_lost(log_id)
+        return not lost or not lost & self._lost_in[log_id]
+
+    def _find_lost(self, log_id: int) -> frozenset[LedgerId]:
+        try:
+            blocks = scan_blocks(*self._reader.open_log(log_id), log_id)
+            found = frozenset(block.ledger_id for block in blocks) & self._lost
+        except CorruptionError as error:
+            logger.warning("%s stays until copies came: %s", self._path(log_id), error)
+            return self._lost
+        if found:
+            logger.warning(
+                "%s stays until copies of ledger %d came: its rows were damaged",
+                self._path(log_id),
+                min(found),
+            )
+        return found
+
     def remove(self, log: LogState) -> None:
         """Remove a log that no row names: none ever will (rule S19). Raises OSError."""
         assert log.rows == 0, f"rows name log {log.log_id}"
         self._file_system.remove(self._path(log.log_id))
+        self._lost_in.pop(log.log_id, None)
         self._copies.pop(log.log_id, None)
         self._dead.pop(log.log_id)
         # Behind the removal: a reader that opened it before would keep its blocks on the disk.
@@ -163,7 +196,7 @@ class DirectorySpace:
         holes = self._dead.pop(log.log_id)
         if not holes or not self._has_holes:
             return log
-        if sum(hole.length for hole in holes) > log.garbage_bytes:
+        if sum(hole.length for hole in holes) > log.garbage_bytes or not self.may_go(log.log_id):
             return log
         file = self._file_system.open(self._path(log.log_id), writable=True)
         try:
@@ -185,6 +218,8 @@ class DirectorySpace:
         The copy goes behind those of the logs before, up to ``log_bytes``. Raises OSError, then
         the old log is there as it was, and ``Stopped``.
         """
+        if not self.may_go(log.log_id):
+            return False
         moves: list[_Move] = []
         moved = 0
         try:
@@ -212,7 +247,7 @@ class DirectorySpace:
             if not moved:
                 self._leave(log, f"{log.rows} rows name it, and their blocks are not found")
             return False  # a flush has added rows meanwhile: the next pass moves them
-        if {log.log_id, NO_LOG} & self._awaited():
+        if not self.may_go(log.log_id):
             return False  # found damaged meanwhile, it or the index
         self.remove(log._replace(rows=0))
         return True

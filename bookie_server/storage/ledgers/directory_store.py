@@ -123,8 +123,7 @@ class DirectoryStore:
             self._reader,
             self.logs,
             lambda: self.run_log_mark,
-            self.lacking.logs,
-            self.lacking.take_repaired,
+            self.lacking,
         )
         # Whoever scrubs.
         self.scrub = DirectoryScrub(

@@ -33,7 +33,7 @@ class Lack(NamedTuple):
     """Entries from ``first`` to ``last`` were in a block that is damaged, or some of them were.
 
     ``log_id``: the log that has the block; it stays until they are back. ``NO_LOG``: the index does
-    not know where the blocks are, so that every log stays.
+    not know where the blocks are, so that every log stays that has any of this ledger.
     """
 
     ledger_id: LedgerId
@@ -137,6 +137,11 @@ class Lacking:
     def logs(self) -> set[int]:
         """The logs that have blocks of which copies are awaited."""
         return {lack.log_id for lacks in self._by_ledger.values() for lack in lacks}
+
+    def anywhere(self) -> frozenset[LedgerId]:
+        """The ledgers of which the index does not know in which logs the blocks are."""
+        lacks = (lack for lacks in self._by_ledger.values() for lack in lacks)
+        return frozenset(lack.ledger_id for lack in lacks if lack.log_id == NO_LOG)
 
     def take_repaired(self) -> set[int]:
         """The logs some of whose stretches have left the list since this was asked last; whoever

@@ -34,6 +34,9 @@ class Space:
     def survey(self, _lock: threading.Lock) -> list[LogState]:
         return list(self.logs.values())
 
+    def may_go(self, _log_id: int) -> bool:
+        return True
+
     def may_compact(self, log: LogState) -> bool:
         return log.log_id not in self.stays
 

@@ -236,3 +236,21 @@ def test_damage_that_stays_leaves_the_index_as_it_is(start: Start, disk: Disk) -
     with suppress(OSError):
         machine.bookie._storage.scrubber.run_once()
     assert answers(machine, ROTTEN, range(3)) == [OK, IO_ERROR, OK]
+
+
+def test_directory_with_a_damaged_ledger_gives_back_what_others_took(start: Start) -> None:
+    """Its copies may never come, and a restart does not help: the list is durable (rule S24)."""
+    machine = filled(start)
+    rot(machine, "last row", ROTTEN)
+    assert machine.add(ROTTEN, [2]) is OK
+    machine.flush()
+    machine = start()
+    compactor = machine.bookie._storage.compactor
+    for churn in range(10, 18, 2):
+        for first in range(0, 100, 10):
+            assert machine.add(churn, range(first, first + 10), size=300) is OK
+        machine.flush()
+        machine.bookie.delete_ledgers([LedgerId(churn)])
+        compactor.run_once(full=True, paced=False)
+    assert compactor.stats.removed_bytes > 3 * 30 * KIB
+    assert answers(machine, ROTTEN, range(3)) == [IO_ERROR, IO_ERROR, OK]
