@@ -180,11 +180,11 @@ class DirectorySpace:
         """Remove a log that no row names: none ever will (rule S19). Raises OSError."""
         assert log.rows == 0, f"rows name log {log.log_id}"
         self._file_system.remove(self._path(log.log_id))
-        self._lost_in.pop(log.log_id, None)
         self._copies.pop(log.log_id, None)
         self._dead.pop(log.log_id)
         # Behind the removal: a reader that opened it before would keep its blocks on the disk.
         self._reader.forget(log.log_id)
+        self._lost_in.pop(log.log_id, None)
 
     def give_back(self, log: LogState) -> LogState:
         """Give back what dead blocks of a log take, where they are (rule S25); the log as it is
@@ -196,7 +196,9 @@ class DirectorySpace:
         holes = self._dead.pop(log.log_id)
         if not holes or not self._has_holes:
             return log
-        if sum(hole.length for hole in holes) > log.garbage_bytes or not self.may_go(log.log_id):
+        if sum(hole.length for hole in holes) > log.garbage_bytes:
+            return log
+        if not self.may_go(log.log_id):
             return log
         file = self._file_system.open(self._path(log.log_id), writable=True)
         try:
