@@ -131,6 +131,7 @@ def test_pages_of_a_store_that_went_back_are_read_anew_at_each_level(
 
         async def breaks(ledger_id: int) -> LedgerRange:
             client.store.reconnect()
+            await manifests.root()
             return await counted(ledger_id)
 
         monkeypatch.setattr(client, "open_unconfirmed", breaks)
