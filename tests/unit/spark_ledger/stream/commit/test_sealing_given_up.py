@@ -1,4 +1,4 @@
-"""A sealing whose transaction gets no reply, and is given up: what is left, and what arrives late."""
+"""A sealing whose transaction gets no reply and is given up: what is left, what arrives late."""
 
 from __future__ import annotations
 
