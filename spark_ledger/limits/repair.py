@@ -81,7 +81,8 @@ CHECK_PASS_S: Final = 60.0
 
 CHECK_HUNG_S: Final = 60.0
 """A check does not ask a bookie for so long that has let a question time out: it goes on with the
-others, and the silence of one costs it a sixth of its time."""
+others, and the silence of one costs it a sixth of its time. Repair copies from such a bookie what
+no other one has."""
 
 CLOSED_PASS_S: Final = 30.0
 """A keeper looks this often which ledgers were closed. Until then an entry that reached the ack
