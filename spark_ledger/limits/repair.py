@@ -44,7 +44,7 @@ REPAIR_FAILED_AGAIN_S_MAX: Final = 3600.0
 REPAIR_UNTOLD_AGAIN_S: Final = 60.0
 """Longest pause of a ledger that waits for what nobody announces: that who knows its password
 closes it, or that a bookie answers which is registered all the time, and was hung or overloaded.
-Then its copies are made within a minute, not within an hour. A look costs a few reads of metadata.
+Then its copies are made within two minutes, not within an hour. A look costs few metadata reads.
 """
 
 LEAVING_LOOK_S: Final = 30.0
