@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from bookie_server.storage.blocks import Block
 from bookie_server.storage.journal.bell import Bell
 from spark_ledger.bookie_api import Done
+from spark_ledger.types import LedgerId
 
 
 class Waiting(NamedTuple):
@@ -23,6 +25,26 @@ class Waiting(NamedTuple):
     def ledger(self) -> bytes:
         """Its ledger's id as it is stored: each body begins with it."""
         return bytes(self.body.buffers[0][:8])
+
+    @property
+    def ledger_id(self) -> LedgerId:
+        """The same as a number."""
+        return LedgerId(int.from_bytes(self.ledger, "big"))
+
+
+def next_batch(queue: deque[Waiting], bytes_max: int, records_max: int) -> list[Waiting]:
+    """Take the first of a queue: one record, and more while they are within both bounds.
+
+    Bounded, so that the first of a long queue is not answered as late as the last, in one turn.
+    """
+    batch: list[Waiting] = []
+    room, records = bytes_max, records_max
+    while queue and records and (not batch or room >= queue[0].body.length):
+        records -= 1
+        waiting = queue.popleft()
+        room -= waiting.body.length
+        batch.append(waiting)
+    return batch
 
 
 def take_out_of(batch: list[Waiting], durable: Sequence[Waiting]) -> list[Waiting]:
