@@ -37,6 +37,7 @@ from bookie_server.core.identity import (
     is_unresolved,
     next_counter,
     next_nonce,
+    settled,
     standing,
 )
 from bookie_server.registration import check_identity
@@ -203,10 +204,9 @@ class Identity:
         self, known: KnownStart, directories: Sequence[DirectoryStart], new: BookieStart
     ) -> bool:
         """Step 1. What an interrupted start has left pending becomes current in the same write:
-        a directory never forgets the start that the cluster knows."""
+        a directory never forgets the start that the cluster knows, or another directory."""
         for path, directory in zip(self._directories, directories, strict=True):
-            was_interrupted = directory.current != known.start and directory.pending == known.start
-            current = known.start if was_interrupted else directory.current
+            current = settled(known, directory, directories)
             if not await self._write(path, directory.place, current=current, pending=new):
                 return False
         return True

@@ -193,6 +193,15 @@ def parse_timestamp_ms(text: str) -> int:
     return round(when.timestamp() * 1000)
 
 
+def time_text(timestamp_ms: int) -> str:
+    """Milliseconds since 1970, and the time that people read, up to the year 9999."""
+    try:
+        when = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
+    except (ValueError, OverflowError):
+        return str(timestamp_ms)
+    return f"{timestamp_ms} ({when.isoformat(timespec='seconds')})"
+
+
 def parse_event_time_us(text: str) -> int:
     """Microseconds since 1970 of a time spelt as for ``parse_timestamp_ms``, which may also lie
     before 1970."""

@@ -62,7 +62,8 @@ class Standing(Enum):
 
 
 def check_starts(bookie_id: str, known: KnownStart, directories: Sequence[DirectoryStart]) -> None:
-    """Check that every directory knows the last start (rule S13).
+    """Check that every directory knows the last start (rule S13): that of the cluster, or, where
+    the cluster accepts newer ones, all the same one.
 
     Raises ConfigurationError, which says what the directory is, what is newer, and what to do.
     """
@@ -106,6 +107,46 @@ def check_starts(bookie_id: str, known: KnownStart, directories: Sequence[Direct
             f"directory {where} of bookie {bookie_id} {what}; start the directories that served "
             "last, or if they are lost, format a new bookie under another name"
         )
+    _check_together(bookie_id, directories)
+
+
+def _check_together(bookie_id: str, directories: Sequence[DirectoryStart]) -> None:
+    """Check that no directory is older than another. Each start notes itself everywhere as pending
+    before it is current anywhere, so that is a copy, whatever a restored cluster knows."""
+    newest = max(directories, key=_current_counter)
+    for directory in directories:
+        if newest.current in (None, directory.current, directory.pending):
+            continue
+        number, newest_number = _current_counter(directory), _current_counter(newest)
+        if directory.current is None:
+            what = f"knows no start, and {newest.place.path} start {newest_number}: it is an older "
+            what += "copy, or was made anew"
+        elif number < newest_number:
+            what = f"is an older copy: it knows start {number}, and {newest.place.path} start "
+            what += f"{newest_number}. What was acknowledged since is missing in it"
+        else:
+            what = f"is a copy: its start {number} is not that of {newest.place.path}"
+        raise ConfigurationError(
+            f"directory {directory.place.path} of bookie {bookie_id} {what}; start the directories "
+            "that served last, or if they are lost, format a new bookie under another name"
+        )
+
+
+def _current_counter(directory: DirectoryStart) -> int:
+    return 0 if directory.current is None else directory.current.counter
+
+
+def settled(
+    known: KnownStart, directory: DirectoryStart, directories: Sequence[DirectoryStart]
+) -> BookieStart | None:
+    """The start that a directory goes on from: its current one, or a pending one that was
+    interrupted and counts, as the cluster knows it or another directory has it as current.
+
+    The cluster may have been restored since, so that it knows neither."""
+    counts = [known.start, *(each.current for each in directories)]
+    if directory.pending is None or directory.pending not in counts:
+        return directory.current
+    return directory.pending
 
 
 def check_places(

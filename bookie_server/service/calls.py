@@ -27,9 +27,11 @@ from spark_ledger.limits.bookie import (
     BOOKIE_DESCRIBES_MAX,
     BOOKIE_FENCES_MAX,
     BOOKIE_HEALTH_WATCHES_MAX,
+    BOOKIE_LEFTOVER_OF_MANY_S,
     BOOKIE_LEFTOVER_S,
     BOOKIE_LEFTOVERS_AT_ONCE_MAX,
     BOOKIE_LEFTOVERS_MAX,
+    BOOKIE_LEFTOVERS_OF_ONE_MAX,
     BOOKIE_LISTS_MAX,
     BOOKIE_LONG_POLLS_MAX,
     BOOKIE_READS_MAX,
@@ -159,11 +161,13 @@ class CallLimits:
 class Leftovers:
     """Calls that are answered, and whose clients have not read the answer: gRPC keeps them.
     Of too many the connections of the oldest end, once they had time to be read: thousands of long
-    polls end in one turn of the loop when an entry is confirmed, and none of them is to blame."""
+    polls end in one turn of the loop when an entry is confirmed, and none of them is to blame.
+    A connection that leaves many ends sooner: all its calls end in one turn of the loop too."""
 
     def __init__(self, hang_up: HangsUp) -> None:
         self._hang_up = hang_up
         self._calls: dict[Call, tuple[float, str]] = {}  # since when, whose; the oldest first
+        self._of: dict[str, dict[Call, float]] = {}  # the same by connection
         self._timer: asyncio.TimerHandle | None = None
 
     def handler_ended(self, connection: str) -> None:
@@ -172,8 +176,14 @@ class Leftovers:
         if call in self._calls:
             return
         loop = asyncio.get_running_loop()
-        self._calls[call] = loop.time(), connection
+        now = loop.time()
+        self._calls[call] = now, connection
+        own = self._of.setdefault(connection, {})
+        own[call] = now
         call.add_done_callback(self._forget)
+        had_time = now - next(iter(own.values())) >= BOOKIE_LEFTOVER_OF_MANY_S
+        if had_time and len(own) > BOOKIE_LEFTOVERS_OF_ONE_MAX:
+            self._hang_up(connection, Why.UNREAD)
         if len(self._calls) > BOOKIE_LEFTOVERS_AT_ONCE_MAX:
             self._cut_oldest()
         if len(self._calls) > BOOKIE_LEFTOVERS_MAX and self._timer is None:
@@ -194,11 +204,18 @@ class Leftovers:
         self._timer = loop.call_later(max(_LOOK_AGAIN_S, left_s), self._look)
 
     def _cut_oldest(self) -> None:
-        _since, connection = self._calls.pop(next(iter(self._calls)))
+        call = next(iter(self._calls))
+        _since, connection = self._calls[call]
+        self._forget(call)
         self._hang_up(connection, Why.UNREAD)
 
     def _forget(self, call: Call) -> None:
-        self._calls.pop(call, None)
+        found = self._calls.pop(call, None)
+        if found is not None:
+            own = self._of[found[1]]
+            del own[call]
+            if not own:
+                del self._of[found[1]]
 
 
 @dataclass(eq=False, slots=True)

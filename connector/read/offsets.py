@@ -10,7 +10,9 @@ was started in the middle of an entry. The id tells the stream from a later one 
 (rule T7). ``"last": {"commit": c, "entry": f, "ledger": l}`` names the segment that has the row
 before the position, by its commit and its first entry in its ledger; it tells whether a restored
 ZooKeeper has given the numbers to other rows since (rule T5). It is left out where nothing lies
-before, and in offsets of versions that did not have it. A raw ledger's offset is
+before, and in offsets of versions that did not have it. ``"start"`` is the segment with which the
+micro-batch begins that ends here, if it is the first one and the start was given as a time (rule
+T31). A raw ledger's offset is
 ``{"entry": e, "ledger": id}``. That of several streams has the offset of each by its name,
 ``{"streams": {"a": {...}, "b": {...}}}``.
 """
@@ -75,15 +77,28 @@ def stream_position(offset: CheckpointOffset) -> StreamPosition:
     Raises ConfigurationError if it is not a stream's offset: the checkpoint is another source's.
     """
     keys = set(offset)
-    if not {"entry", "segment"} <= keys <= {"entry", "last", "segment", "slot", "stream"}:
+    if not {"entry", "segment"} <= keys <= {"entry", "last", "segment", "slot", "start", "stream"}:
         raise _foreign_offset_error(offset, "a stream")
-    numbers = [offset["segment"], offset["entry"], offset.get("slot", 0)]
-    segment, entry, slot = (n if isinstance(n, int) else -1 for n in numbers)
+    numbers = [offset["segment"], offset["entry"], offset.get("slot", 0), offset.get("start", 0)]
+    segment, entry, slot, start = (n if isinstance(n, int) else -1 for n in numbers)
     stream_id = offset.get("stream", "")
-    if min(segment, entry, slot) < 0 or not isinstance(stream_id, str):
+    if min(segment, entry, slot, start) < 0 or not isinstance(stream_id, str):
         raise _foreign_offset_error(offset, "a stream")
     last_segment(offset)
     return StreamPosition(Dlsn(segment, entry, slot), stream_id)
+
+
+def naming_start(offset: OffsetJson, start: Dlsn) -> OffsetJson:
+    """A stream's offset that also names where the micro-batch begins that ends there."""
+    assert start == Dlsn(start.segment), "a start by time is that of a commit"
+    return dict(sorted({**offset, "start": start.segment}.items()))
+
+
+def named_start(offset: CheckpointOffset) -> Dlsn | None:
+    """Where the micro-batch begins that ends at this offset of a stream; None if it does not say.
+    The offset is one that ``stream_position`` has taken."""
+    start = offset.get("start")
+    return Dlsn(start) if isinstance(start, int) else None
 
 
 def last_segment(offset: CheckpointOffset) -> LastSegment | None:

@@ -10,10 +10,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from connector.option_parsers import PositionJson, TransactionJson
+from connector.option_parsers import PositionJson, TransactionJson, time_text
 from connector.options import ReadOptions
 from connector.read.commit_cache import CommitCache
 from connector.read.lag import NO_LAG, Lag, stream_lag, with_lag
@@ -22,6 +21,8 @@ from connector.read.offsets import (
     CheckpointOffset,
     OffsetJson,
     last_segment,
+    named_start,
+    naming_start,
     recreated_error,
     recreated_message,
     stream_offset,
@@ -187,7 +188,7 @@ class StreamSource:
         """The first row of the first commit made at or after a time; the end if none is yet."""
         if _is_future(timestamp_ms, head):
             raise ConfigurationError(
-                f"option startingTimestamp = {_time_text(timestamp_ms)} lies in the future of "
+                f"option startingTimestamp = {time_text(timestamp_ms)} lies in the future of "
                 f"{self._options.subject}: which commit it means is not known yet. A time without "
                 "a zone is UTC, or in the option timeZone"
             )
@@ -351,18 +352,19 @@ class StreamSource:
         self._readable(head, position, _CHECKPOINT)
         limits = self._options.trigger
         if unlimited or limits.unlimited:
-            return self._advance(end)
+            return self._advance(start, end)
         if self._target is None and limits.min_rows is not None:
             waited_s = self._clock() - self._rows_held_since
             enough = has_rows(self._backlog(position, end), position, limits.min_rows)
             if not enough and waited_s < limits.max_delay_s:
                 self._sleep(min(POLL_WAIT_S, limits.max_delay_s - waited_s))
                 return unchanged(start)
-        return self._advance(min(end, trigger_end(self._backlog(position, end), position, limits)))
+        end = min(end, trigger_end(self._backlog(position, end), position, limits))
+        return self._advance(start, end)
 
-    def _advance(self, end: Dlsn) -> OffsetJson:
+    def _advance(self, at: CheckpointOffset, end: Dlsn) -> OffsetJson:
         self._rows_held_since = self._clock()
-        return self._ended(end)
+        return self._ended(at, end)
 
     # -- one of several streams --------------------------------------------------------------------
 
@@ -402,11 +404,15 @@ class StreamSource:
         self._batch_start, self._batch_end = start, end
         if stream_position(at) == (end, self._stream_id):
             return unchanged(at)  # one position has one spelling
-        return self._ended(end)
+        return self._ended(at, end)
 
-    def _ended(self, end: Dlsn) -> OffsetJson:
+    def _ended(self, at: CheckpointOffset, end: Dlsn) -> OffsetJson:
         assert self._planned_by is not None, "an end is found by a head"
-        return self._named(end, self._planned_by)
+        named, start = self._named(end, self._planned_by), stream_position(at)
+        if self._options.start_timestamp_ms is None or self._initial_offset is None:
+            return named
+        is_first = start == stream_position(self._initial_offset)
+        return naming_start(named, start.position) if is_first else named
 
     def _backlog(self, position: Dlsn, end: Dlsn) -> Iterator[Segment]:
         """Segments from the position up to ``end``, fetched no further than the caller reads."""
@@ -452,8 +458,13 @@ class StreamSource:
         if last_stream_id not in ("", self._stream_id):
             self._handle_recreated("the micro-batch")
             return []
-        first = self._start_position(start)
-        if first > last and not self.start_moves():  # in the first one (rule T31)
+        first, began = self._start_position(start), named_start(end)
+        if began is not None and first != began and start != end:  # it is another one (rule T31)
+            now = self._head_reaching(last)
+            first = max(began, now.earliest)
+            if first >= last:
+                self._readable(now, began, "the start of the micro-batch")
+        elif first > last and not self.start_moves():  # in the first one (rule T31)
             self._readable(self._stream.head(), last, "the end of the micro-batch")
         if first >= last:
             return []
@@ -485,12 +496,3 @@ class StreamSource:
 def _is_future(timestamp_ms: int, head: Head) -> bool:
     """Whether a commit may still be made before a time: by the clocks here and of the writers."""
     return timestamp_ms > max(time.time() * 1000, head.time_ms)
-
-
-def _time_text(timestamp_ms: int) -> str:
-    """Milliseconds since 1970, and the time that people read, up to the year 9999."""
-    try:
-        when = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
-    except (ValueError, OverflowError):
-        return str(timestamp_ms)
-    return f"{timestamp_ms} ({when.isoformat(timespec='seconds')})"

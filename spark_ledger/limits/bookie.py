@@ -145,6 +145,13 @@ polls of one ledger end together, and a busy service loop takes up to a second t
 Whoever reads none connects again, and opens as many calls as it can: with 1 s it was busy with that
 for twice the time."""
 
+BOOKIE_LEFTOVERS_OF_ONE_MAX: Final = 96
+"""Of one connection. It takes a third of a millisecond to end one: with 450 of them, what was left
+of a connection after three seconds, neighbours waited for 150 ms whenever one ended (measured)."""
+
+BOOKIE_LEFTOVER_OF_MANY_S: Final = 0.5
+"""So long the oldest of a connection has to be read when it has that many."""
+
 BOOKIE_LEFTOVERS_AT_ONCE_MAX: Final = 10_000
 """Of more the oldest are cut at once: above the sum of the bounds of all kinds, so that no calls
 which end together are cut, and below `BOOKIE_CALLS_MAX`."""

@@ -44,7 +44,7 @@ REPAIR_FAILED_AGAIN_S_MAX: Final = 3600.0
 REPAIR_UNTOLD_AGAIN_S: Final = 60.0
 """Longest pause of a ledger that waits for what nobody announces: that who knows its password
 closes it, or that a bookie answers which is registered all the time, and was hung or overloaded.
-Then its copies are made within a minute, not within an hour. A look costs a few reads of metadata.
+Then its copies are made within two minutes, not within an hour. A look costs few metadata reads.
 """
 
 LEAVING_LOOK_S: Final = 30.0
@@ -81,7 +81,8 @@ CHECK_PASS_S: Final = 60.0
 
 CHECK_HUNG_S: Final = 60.0
 """A check does not ask a bookie for so long that has let a question time out: it goes on with the
-others, and the silence of one costs it a sixth of its time."""
+others, and the silence of one costs it a sixth of its time. Repair copies from such a bookie what
+no other one has."""
 
 CLOSED_PASS_S: Final = 30.0
 """A keeper looks this often which ledgers were closed. Until then an entry that reached the ack

@@ -48,7 +48,8 @@ class ReadMachine:
         SPECULATING  =>  several are
         WAITING      =>  none is: each has said why not, and some only that they are busy
         n grows, and nothing below it is delivered again
-        a replica in ``_problems`` could not bring n; it is not asked again before n is delivered
+        a replica in ``_problems`` could not bring n; it is not asked again before n is delivered,
+        unless it was only busy, nobody else is left to ask, and who is asked is late
     """
 
     def __init__(
@@ -62,8 +63,9 @@ class ReadMachine:
         busy_wait_s: float = READ_TIMEOUT_S,
         jitter: float = 0.0,
     ) -> None:
-        """``busy_wait_s`` bounds how long busy replicas are waited for; ``jitter``, from 0 to 1, is
-        this reader's share of randomness in when it asks them again."""
+        """``busy_wait_s`` bounds how long busy replicas are waited for from when the first says so;
+        ``jitter``, from 0 to 1, is this reader's share of randomness in when it asks them again.
+        """
         lane, first = wanted.lane, wanted.first
         assert sorted(order) == sorted(lane.indexes), "The order names every replica once."
         assert lane.first_at_or_after(first) == first, "The first entry is one of the lane."
@@ -85,12 +87,12 @@ class ReadMachine:
         self._progress_at = now
         """When the last replica was asked, or brought something."""
         self._busy_wait_s = busy_wait_s
-        self._delivered_at = now
-        """When the consumer was last brought something, or began to wait for it."""
+        self._busy_since: float | None = None
+        """When a replica first said that it is too busy to bring the entry that is next."""
         self._pause_s = BUSY_PAUSE_S * (0.5 + jitter)
         self._first_pause_s = self._pause_s
-        self._ask_again_at = now
-        """While WAITING: when the busy replicas are asked again."""
+        self._ask_again_at: float | None = None
+        """When the busy replicas may be asked again; None if none is, or they had their time."""
         self._slow_indexes: set[int] = set()
 
     @property
@@ -134,7 +136,7 @@ class ReadMachine:
             case Tick():
                 return self._on_tick(now)
             case ConsumerReady():
-                self._progress_at = self._delivered_at = now
+                self._progress_at = now
                 return []
             case _:
                 raise AssertionError(f"not an event of a reader: {event!r}")
@@ -166,9 +168,10 @@ class ReadMachine:
         assert event.last_entry <= self._wanted.last, "A replica brings what it was asked for."
         assert (event.last_entry - self._next) % stride == 0, "A lane has every E-th entry only."
         first, self._next = self._next, event.last_entry + stride
-        self._progress_at = self._delivered_at = now
-        self._pause_s = self._first_pause_s
+        self._progress_at = now
         self._problems.clear()  # they were about an entry that is delivered now
+        self._busy_since = self._ask_again_at = None
+        self._pause_s = self._first_pause_s
         commands: list[Command] = [
             DeliverEntries(event.bookie_index, lane_index, EntryId(first), event.last_entry)
         ]
@@ -197,24 +200,34 @@ class ReadMachine:
             # An end without progress counts as a problem even if it is called OK: a bookie that
             # answers and brings nothing would be asked for ever.
             self._problems[index] = event
+            if event.status is BookieStatus.TOO_MANY_REQUESTS:
+                self._on_busy(now)
         if self._reading:
             self._settle()
             return []  # another replica is at work on it
         return self._ask_next(now)
 
+    def _on_busy(self, now: float) -> None:
+        """To fail now would blame a bookie that works; to ask at once would keep it busy."""
+        if self._busy_since is None:
+            self._busy_since = now
+        had_its_time = now - self._busy_since >= self._busy_wait_s
+        self._ask_again_at = None if had_its_time else now + self._pause_s
+
     def _on_tick(self, now: float) -> list[Command]:
-        if self._phase is Phase.WAITING:
-            if now < self._ask_again_at:
+        if self._phase is not Phase.WAITING:
+            if now - self._progress_at < self._speculative_delay_s:
                 return []
-            for index in self._busy():
-                del self._problems[index]
-            return self._ask_next(now)
-        if now - self._progress_at < self._speculative_delay_s:
-            return []
-        # The silent replica is not given up: it may be the only one that has the entry. The next
-        # one is asked beside it, and whoever brings the entry first goes on (rule P19).
-        self._slow_indexes.update(self._reading)
-        self._progress_at = now
+            # The silent replica is not given up: it may be the only one that has the entry. The
+            # next one is asked beside it, and whoever brings the entry first goes on (rule P19).
+            self._slow_indexes.update(self._reading)
+            self._progress_at = now
+        is_due = self._ask_again_at is not None and now >= self._ask_again_at
+        if is_due and not self._candidates():
+            busy = BookieStatus.TOO_MANY_REQUESTS
+            self._problems = {i: p for i, p in self._problems.items() if p.status is not busy}
+            self._ask_again_at = None
+            self._pause_s = min(2 * self._pause_s, BUSY_PAUSE_S_MAX)
         return self._ask_next(now) if self._candidates() else []
 
     def _candidates(self) -> list[int]:
@@ -224,17 +237,10 @@ class ReadMachine:
         """
         return [index for index in self._waiting if index not in self._problems]
 
-    def _busy(self) -> list[int]:
-        """Replicas that decided nothing: they have more to do than they take on."""
-        return [i for i, p in self._problems.items() if p.status is BookieStatus.TOO_MANY_REQUESTS]
-
     def _ask_next(self, now: float) -> list[Command]:
         candidates = self._candidates()
-        if not candidates and self._busy() and now - self._delivered_at < self._busy_wait_s:
-            # To fail now would blame bookies that work; to ask at once would keep them busy.
+        if not candidates and self._ask_again_at is not None:
             self._enter(Phase.WAITING)
-            self._ask_again_at = now + self._pause_s
-            self._pause_s = min(2 * self._pause_s, BUSY_PAUSE_S_MAX)
             return []
         if not candidates:
             return self._finish(Failed(self._failure()))

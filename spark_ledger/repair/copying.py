@@ -83,7 +83,8 @@ class Copier:
 
     async def _go_on(self, lane: LaneCopy, position: int, sink: _Sink, busy: BusyPauses) -> int:
         """Ask each source once, from where the one before ended; the next entry to copy. If one
-        was busy and none has it, that is after a pause.
+        was busy and none has it, that is after a pause. Who hung lately is asked for what the
+        others do not bring.
 
         If none of them brings an entry, all other bookies are asked: a restored ZooKeeper may name
         those that have given their copies back, and not those that got them (rule R4).
@@ -91,9 +92,12 @@ class Copier:
         began, answers, denied, is_busy = position, [], True, False
         present = self._throttles.least_loaded(lane.present)
         named = (*present, *(each for each in lane.sources if each not in present))
-        for source in named:
+        hung = self._throttles.hung
+        for source in hung.last(named):
             if source == sink.target:
                 continue
+            if position > began and source in hung:
+                return position  # the others may bring what follows
             is_whole = position == lane.first
             position, ended = await self._copy_from(source, lane, position, sink)
             if position > lane.last_entry:
@@ -104,11 +108,11 @@ class Copier:
                 denied = denied and ended.status.is_denial
                 is_busy = is_busy or ended.status is BookieStatus.TOO_MANY_REQUESTS
                 answers.append(f"{source}: {ended.message or ended.status.name}")
-        for other in self._context.directory.all():
+        for other in hung.last(each.bookie_id for each in self._context.directory.all()):
             if position > began:
                 return position
-            if other.bookie_id not in (*named, sink.target):
-                position, _ = await self._copy_from(other.bookie_id, lane, position, sink)
+            if other not in (*named, sink.target):
+                position, _ = await self._copy_from(other, lane, position, sink)
         if position > began:
             return position
         if is_busy and await busy.pause():
@@ -152,7 +156,7 @@ class Copier:
         for run in runs:
             await self._throttles.take(source, len(run.frames))
         compared = Comparison(source, runs)
-        for other in lane.present:
+        for other in self._throttles.hung.last(lane.present):
             if other not in (source, sink.target) and other not in self._silent:
                 await self._compare(compared, other, lane.stride, also_differing=True)
         await self._compare(compared, source, lane.stride, also_differing=False)
@@ -238,6 +242,8 @@ class Copier:
                 size_bytes += len(run.frames)
                 if size_bytes >= READ_CHUNK_BYTES_TARGET:
                     break
+        if found and found[-1].status is BookieStatus.TIMEOUT:
+            self._throttles.hung.note(command.bookie_id)
         return found
 
 

@@ -21,6 +21,8 @@ class HeldPart(NamedTuple):
     first: int
     last: int
     ranges: Sequence[tuple[EntryId, EntryId]] | None
+    timed_out: bool = False
+    """Whether it does not say because it did not answer in time."""
 
     def missing(self, lanes: Sequence[LaneCopy]) -> list[LaneCopy]:
         """What the bookie says that it lacks of lanes, in this part."""
@@ -65,7 +67,8 @@ async def held_parts(
         if page.status is BookieStatus.TOO_MANY_REQUESTS and await busy.pause():
             continue
         if page.status is not BookieStatus.OK:
-            yield HeldPart(first, last, () if page.status.is_denial else None)
+            timed_out = page.status is BookieStatus.TIMEOUT
+            yield HeldPart(first, last, () if page.status.is_denial else None, timed_out)
             return
         end = last if page.next_entry is None else min(last, page.next_entry - 1)
         yield HeldPart(first, end, page.ranges)

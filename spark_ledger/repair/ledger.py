@@ -68,6 +68,7 @@ class LedgerRepair:
         self._context = context
         self._ledger = ledger
         access = _access(ledger.value, copy_key)
+        self._mute = throttles.mute
         self._copier = Copier(context, ledger.value.ledger_id, access, throttles, counts)
         self.changed = False
         """Whether the metadata name other bookies now, or a copy was made."""
@@ -200,8 +201,13 @@ class LedgerRepair:
             for lane in lane_copies(self._ledger.value, fragment, index, lost=lost)
             if not self._copier.was_brought(lane, target)
         ]
+        if lanes and target in self._mute:
+            self.unknown.add(target)
+            return
         async for part in self._held_parts(lanes, target):
             if part.ranges is None:
+                if part.timed_out:
+                    self._mute.note(target)
                 self.unknown.add(target)  # it may hold all
                 return
             for lacking in part.missing(lanes):

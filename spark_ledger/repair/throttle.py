@@ -1,16 +1,18 @@
-"""Byte rates that several copies share: one of the worker, and one of each bookie read from."""
+"""What copies of a worker share: byte rates, one of it and one of each bookie read from, and who
+hung."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
 
+from spark_ledger.repair.hung import HungBookies
 from spark_ledger.tasks import Throttle
 from spark_ledger.types import BookieId
 
 
 class Throttles:
-    """What one worker copies, in sum and from each bookie."""
+    """What one worker copies, in sum and from each bookie, and whom it asks last."""
 
     def __init__(
         self,
@@ -24,6 +26,10 @@ class Throttles:
         self._sources: dict[BookieId, Throttle] = {}
         self.source_waited_s = 0.0
         """How long copies waited in sum because of one bookie's rate, beyond the worker's own."""
+        self.hung = HungBookies(clock)
+        """Bookies that let a read time out."""
+        self.mute = HungBookies(clock)
+        """Those that did not say what they hold. Who hangs as a source may say that still."""
 
     async def take(self, source: BookieId, count: int) -> None:
         """Wait until ``count`` bytes that came from a bookie may go on."""

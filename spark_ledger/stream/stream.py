@@ -130,8 +130,9 @@ class Stream:
         the same commit.
 
         Raises ConfigurationError for a bad id, SchemaMismatchError, EntryTooLargeError,
-        ConflictError if the sink has applied a newer transaction, NoSuchStreamError,
-        OutcomeUnknownError if it may have been made, and what the client raises.
+        ConflictError if the sink has applied a newer transaction or a hold keeps rows that would be
+        dropped, NoSuchStreamError, OutcomeUnknownError if it may have been made, and what the
+        client raises.
         """
         columns = columns_of(data) if merge_schema else None
         proposal = new_proposal("append", sink_id, transaction_id, run_id, overwrite, columns)

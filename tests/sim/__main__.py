@@ -48,7 +48,7 @@ def parse() -> argparse.Namespace:
         metavar="OPTION",
         default="",
         choices=["", *Options.__struct_fields__, "restores+stream", "restores+together"],
-        help="only schedules that draw this option, as repairers, restores or restores+stream",
+        help="only schedules that draw this option, or both, as restores or restores+together",
     )
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: 2)")
     parser.add_argument("--json", type=Path, help="write the totals to this file")

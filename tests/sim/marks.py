@@ -104,7 +104,8 @@ class Marks:
             versions = self._versions.get(ledger_id, ())
             possible = {_copies(version, bookies) for version in versions}
             # A mark of holes (no bookie is lost) goes by what bookies hold, not by the metadata.
-            if before is None and bookies and possible and copies not in possible:
+            is_known = bool(possible) and not self._world.options.restores  # which it was not told
+            if before is None and bookies and is_known and copies not in possible:
                 text = (
                     f"ledger {ledger_id} without {', '.join(sorted(bookies))} has "
                     f"{' or '.join(map(str, sorted(possible)))} copies left, and is marked as if "

@@ -81,9 +81,13 @@ class Pairs:
     def restored(self, nodes: Mapping[str, bytes]) -> None:
         """All is as these nodes of a backup say: commits that came after it are lost, in both."""
         self.restores += 1
-        kept = {name: decode_head(nodes[path], path) for path, name in _HEAD_PATHS.items()}
+        kept = {  # of one that was deleted before it all commits were made before, too
+            name: decode_head(nodes[path], path).next_commit
+            for path, name in _HEAD_PATHS.items()
+            if path in nodes
+        }
         for pair, made in [*self._made.items()]:
-            left = {n: each for n, each in made.items() if each[1] < kept[n].next_commit}
+            left = {n: each for n, each in made.items() if n not in kept or each[1] < kept[n]}
             self._made[pair] = left
             if not left:
                 del self._made[pair]
@@ -148,7 +152,9 @@ class Pairs:
         more than the promises allow, need not be there."""
         unreadable = ""
         for attempt in range(_ATTEMPTS):
-            await asyncio.sleep(min(attempt, 1))  # a bookie whose disk has failed restarts meanwhile
+            await asyncio.sleep(
+                min(attempt, 1)
+            )  # a bookie whose disk has failed restarts meanwhile
             try:
                 stream = await StreamCatalog(client).open(name)
                 head = await stream.head()

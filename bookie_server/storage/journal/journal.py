@@ -26,7 +26,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -44,13 +44,13 @@ from bookie_server.storage.journal.waiting import (
     JournalStats,
     RunPlace,
     Waiting,
-    take_batch,
+    next_batch,
     take_out_of,
     together,
 )
 from spark_ledger.bookie_api import Done
 from spark_ledger.limits import KIB
-from spark_ledger.types import BookieStatus
+from spark_ledger.types import BookieStatus, LedgerId
 
 logger = logging.getLogger(__name__)
 
@@ -127,6 +127,7 @@ class Journal:
         # Protected by _lock.
         self._lock = threading.Lock()
         self._queue: deque[Waiting] = deque()
+        self._taken: list[Waiting] = []  # the batch that is being written
         self._sleeping = self._stopping = False
         self._handed: HandedBatch | None = None  # what the service thread waits for
         self._unsynced_since: float | None = None
@@ -185,6 +186,13 @@ class Journal:
     def keeps_refused(self) -> bool:
         """Whether memory has records that there is no room for here; any thread."""
         return self._no_room is not None and bool(self._queue)
+
+    def unwritten_of(self, ledger_ids: Iterable[LedgerId]) -> set[LedgerId]:
+        """Which of these have records that may become durable later; any thread. All once it has
+        failed, as nobody knows what the disk has of that batch (rule S3)."""
+        with self._lock:
+            has_failed, waiting = self._failure is not None, [*self._taken, *self._queue]
+        return {*ledger_ids} if has_failed else {*ledger_ids} & {each.ledger_id for each in waiting}
 
     @property
     def space_refusal(self) -> str:
@@ -324,6 +332,7 @@ class Journal:
         with self._lock:
             waits = bool(self._queue) and self._no_room is None
             self._unsynced_since = self._idle_since if waits else None
+            self._taken = []
             handed, self._handed = self._handed, None
             if handed is not None:
                 handed.hand_back(durable)
@@ -467,8 +476,10 @@ class Journal:
         return self._retries if self._no_room is not None else bool(self._queue)
 
     def _take(self) -> list[Waiting]:
+        """The next batch, in the order of the appends; empty when nothing is queued."""
         with self._lock:
-            return take_batch(self._queue, self._batch_bytes_max, _BATCH_RECORDS_MAX)
+            self._taken = next_batch(self._queue, self._batch_bytes_max, _BATCH_RECORDS_MAX)
+            return self._taken
 
     def _fail(self, batch: list[Waiting], error: Exception) -> None:
         """Answer the batch and all that is queued with IO_ERROR, for good (rule S3).

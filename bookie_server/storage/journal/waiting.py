@@ -9,7 +9,7 @@ from typing import NamedTuple
 from bookie_server.storage.blocks import Block
 from bookie_server.storage.journal.bell import Bell
 from spark_ledger.bookie_api import Done
-from spark_ledger.types import BookieStatus
+from spark_ledger.types import BookieStatus, LedgerId
 
 
 class Waiting(NamedTuple):
@@ -28,16 +28,14 @@ class Waiting(NamedTuple):
         """Its ledger's id as it is stored: each body begins with it."""
         return bytes(self.body.buffers[0][:8])
 
-
-def together(before: Sequence[tuple[int, Block]], last: Waiting) -> list[Waiting]:
-    """Records that become durable with ``last``, or not at all, and that one: it is told of."""
-    if not before:  # an entry
-        return [last]
-    return [*(Waiting(*record, _not_told, with_next=True) for record in before), last]
+    @property
+    def ledger_id(self) -> LedgerId:
+        """The same as a number."""
+        return LedgerId(int.from_bytes(self.ledger, "big"))
 
 
-def take_batch(queue: deque[Waiting], bytes_max: int, records_max: int) -> list[Waiting]:
-    """The next batch, in the order of the appends; empty when nothing is queued.
+def next_batch(queue: deque[Waiting], bytes_max: int, records_max: int) -> list[Waiting]:
+    """Take the first of a queue: one record, and more while they are within both bounds.
 
     Bounded, so that the first of a long queue is not answered as late as the last, in one turn.
     What belongs together goes beyond the bound.
@@ -52,6 +50,13 @@ def take_batch(queue: deque[Waiting], bytes_max: int, records_max: int) -> list[
         room -= waiting.body.length
         batch.append(waiting)
     return batch
+
+
+def together(before: Sequence[tuple[int, Block]], last: Waiting) -> list[Waiting]:
+    """Records that become durable with ``last``, or not at all, and that one: it is told of."""
+    if not before:  # an entry
+        return [last]
+    return [*(Waiting(*record, _not_told, with_next=True) for record in before), last]
 
 
 def take_out_of(batch: list[Waiting], durable: Sequence[Waiting]) -> list[Waiting]:

@@ -319,17 +319,21 @@ class LedgerStorage:
         lacks the record is flushed first, and stays if that fails: a deletion that fails or a crash
         in the middle of it would leave it without that, and that may be its fence.
         ``reused``: the metadata have others of these ids (rule G2). One whose directory cannot be
-        flushed before stays: a replay would bring it to the new one's record.
+        flushed before stays: a replay would bring it to the new one's record. Of both kinds the
+        caller lets nothing in meanwhile, and one that the journal still has to write of stays.
 
         Raises OSError or CorruptionError of the first that fails; what was deleted, also in other
         directories, stays so, and the call is made again. A ledger that is damaged keeps no other.
         Once the storage stops, it ends behind the step that runs (ECANCELED).
         """
-        freed = 0
-        errors: list[_Error] = []
-        by_store: dict[int, list[LedgerId]] = {}
-        for ledger_id in ledger_ids:
-            by_store.setdefault(self.number_of(ledger_id), []).append(ledger_id)
+        freed, ids, by_store = 0, list(ledger_ids), dict[int, list[LedgerId]]()
+        # Before the flush: the marks that it reads are behind all that came of the others.
+        waiting = self._journal.unwritten_of(ids) if named or reused else set[LedgerId]()
+        text = "ledger {} stays: the journal has not written all that came of it"
+        errors: list[_Error] = [OSError(text.format(each)) for each in sorted(waiting)]
+        for ledger_id in ids:
+            if ledger_id not in waiting:
+                by_store.setdefault(self.number_of(ledger_id), []).append(ledger_id)
         with self._delete_lock:
             must_flush = reused or (named and self._lacks_one(by_store))
             unflushed = self._why_not_flushed() if must_flush else None

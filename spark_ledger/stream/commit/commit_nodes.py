@@ -130,11 +130,17 @@ class CommitNodes:
             await self._manifests.search(lambda root: self._manifests.load(root, *ends))
 
     async def _of_leaf(self, numbers: list[int]) -> dict[int, bytes]:
-        async def look(root: ManifestRoot) -> dict[int, bytes]:
+        async def look(root: ManifestRoot) -> dict[int, bytes] | None:
+            if numbers[-1] >= root.sealed:
+                return None
             first, nodes = await self._manifests.leaf(root, numbers[0])
             return {number: nodes[number - first] for number in numbers}
 
-        return await self._manifests.search(look)
+        found = await self._manifests.search(look)
+        if found is None:  # a restored store has sealed less, or those commits are gone with it
+            nodes = await run_all(self._find(number) for number in numbers)
+            found = dict(zip(numbers, nodes, strict=True))
+        return found
 
     async def _of_bucket(self, bucket: int, numbers: list[int]) -> dict[int, bytes]:
         summary: tuple[bytes, ...] = ()

@@ -52,6 +52,7 @@ from spark_ledger.stream.ledgers import (
 from spark_ledger.stream.model import Commit, StreamConfig
 from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, StreamNodes
 from spark_ledger.stream.one_connection import OneConnection
+from spark_ledger.stream.retention.held import checks_to_drop
 from spark_ledger.stream.schema_registry import SchemaRegistry
 from spark_ledger.types import LedgerId, Versioned
 
@@ -99,9 +100,9 @@ class Committer:
     async def commit(self, proposal: Proposal) -> Commit:
         """Apply a proposal, or find that it was applied before (``Commit.applied`` is false).
 
-        Raises ConflictError if the sink has applied a newer transaction, NoSuchStreamError,
-        OutcomeUnknownError if the commit may or may not have been made (to repeat the same pair
-        is safe and tells), RetryableError if nothing was committed.
+        Raises ConflictError if the sink has applied a newer transaction or a hold keeps rows that
+        it overwrites, NoSuchStreamError, OutcomeUnknownError if the commit may or may not have been
+        made (to repeat the same pair tells), RetryableError if nothing was committed.
         """
         attempt = Attempt(self, proposal)
         try:
@@ -285,12 +286,15 @@ class Attempt:
             Put(nodes.head_path, codec.encode_head(decision.head), head.version),
             Create(nodes.commit_path(commit.number), codec.encode_commit(commit, self._list)),
         ]
+        operations += await checks_to_drop(
+            nodes, config.value, head.value, decision.head, is_undecided=self.is_undecided
+        )
         record = None
         if decision.sink is not None:
             record = Versioned(decision.sink, 0 if sink is None else sink.version + 1)
             path, data = nodes.sink_path(decision.sink.sink_id), codec.encode_sink(decision.sink)
             operations.append(Create(path, data) if sink is None else Put(path, data, sink.version))
-        first_named = self._unsettled()
+        first_named = self._naming.unsettled(named)  # for all that is known (rule K4)
         again = self._existing.unknown(set(named).difference(first_named), config)
         of_ledgers = await self._naming.operations(first_named, self._whose())
         of_ledgers += self._existing.checks(again)
@@ -377,10 +381,6 @@ class Attempt:
 
     # -- the ledgers of the commit -----------------------------------------------------------------
 
-    def _unsettled(self) -> list[LedgerId]:
-        """The ledgers that this commit is, for all that is known, the first to name (rule K4)."""
-        return self._naming.unsettled(self._ledger_ids())
-
     def _ledger_ids(self) -> list[LedgerId]:
         """The ledgers that this commit names, each once."""
         ledger_ids = {segment.ledger_id for segment in self._proposal.segments}
@@ -399,7 +399,7 @@ class Attempt:
         If it is not made then, they are nobody's: they stay until their stream is deleted.
         """
         lost = 0
-        while len(unsettled := self._unsettled()) > self._ledgers_max:
+        while len(unsettled := self._naming.unsettled(self._ledger_ids())) > self._ledgers_max:
             part, over = unsettled[: self._ledgers_max], OneConnection(self._nodes.store)
             try:
                 await over.transaction(await self._naming.operations(part, self._whose()))

@@ -46,9 +46,10 @@ class Readings:
 
     def _expected(self, proposal: Proposal) -> Reading | None:
         """Only where the proposal is new to its sink then: that a transaction was applied before,
-        or is older than one that was, is never told from memory (rule T3)."""
+        or is older than one that was, is never told from memory (rule T3). Nor that a hold keeps
+        rows, which may be dropped by now (rule T16)."""
         left = self._left
-        if left is None or not self._is_alone or left.over.has_ended:
+        if proposal.overwrites or left is None or not self._is_alone or left.over.has_ended:
             return None
         if not proposal.is_remembered:
             return left._replace(sink=None)

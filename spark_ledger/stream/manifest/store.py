@@ -184,12 +184,12 @@ class ManifestStore:
         key = (page.pointer.ledger_id, page.pointer.entry_id)
         known = self._pointers.get(key)
         if known is None:
-            reading = self._reading
+            reading = OneConnection(self._nodes.store)
             where, data = await self._read(page.pointer)
             known = decode_index(data, self.stream_id, page.level, page.first, where)
             if len(known) != root.fan_out:
                 raise CorruptionError(f"{where}: {len(known)} pages, not {root.fan_out}")
-            if self._may_keep(reading):
+            if not reading.has_ended:
                 self._pointers[key] = known
                 if len(self._pointers) > _POINTERS_KEPT_MAX:
                     self._pointers.popitem(last=False)
@@ -219,13 +219,13 @@ class ManifestStore:
         """Read pages that stand one behind the other in a ledger, and keep them."""
         found: list[bytes] = []
         async with self._reads:
-            reading = self._reading
+            reading = OneConnection(self._nodes.store)
             reader = await self._ledgers.open_unconfirmed(LedgerId(ledger_id))
             batches = reader.read_batches(EntryId(first), EntryId(last), unconfirmed=True)
             async for entries in batches:
                 found += [entry.payload for entry in entries]
         assert len(found) == last - first + 1, "a ledger delivers the entries, or raises"
-        if self._may_keep(reading):
+        if not reading.has_ended:  # else the pages that are kept are those of another store by now
             for entry_id, data in enumerate(found, first):
                 self._keep((ledger_id, entry_id), data)
         return found
@@ -246,11 +246,6 @@ class ManifestStore:
         self._pages.clear()
         self._pages_bytes = 0
         self._pointers.clear()
-
-    def _may_keep(self, reading: OneConnection) -> bool:
-        """Whether what was asked for over it is still of the store of now: behind another
-        connection the ids of ledgers may have been given again."""
-        return reading is self._reading and not reading.has_ended
 
     def _keep(self, key: tuple[int, int], data: bytes) -> None:
         if key in self._pages:

@@ -29,7 +29,8 @@ from spark_ledger.stream.packs.format import encode_packs
 from spark_ledger.stream.packs.model import NO_PACKS, Packs
 from spark_ledger.stream.packs.store import PackStore
 from spark_ledger.stream.positions import Position, parse_position
-from spark_ledger.stream.retention.format import decode_holds, encode_holds
+from spark_ledger.stream.retention.format import encode_holds
+from spark_ledger.stream.retention.held import read_holds
 from spark_ledger.stream.retention.names import LedgerCounts, count_ledgers
 from spark_ledger.stream.retention.reclaim import Deletions, LiveNames, Reclaimer
 from spark_ledger.stream.retention.rules import Hold, first_held, truncated
@@ -376,14 +377,7 @@ class StreamRetention:
         return over if over and await self._put_holds(left, holds, reading) else []
 
     async def _holds(self) -> Versioned[tuple[Hold, ...]]:
-        if not self._schemas.config.has_retention:
-            return Versioned((), 0)
-        path = self._nodes.holds_path
-        try:
-            node = await self._nodes.store.get(path)
-        except NotFoundError as error:
-            raise self._nodes.no_such_stream() from error
-        return Versioned(decode_holds(node.value, path), node.version)
+        return await read_holds(self._nodes, self._schemas.config)
 
     async def _put_holds(
         self, holds: list[Hold], before: Versioned[tuple[Hold, ...]], reading: OneConnection

@@ -75,10 +75,13 @@ async def read_names(log: CommitLog, numbers: Sequence[int]) -> ReadNames:
 
 async def _page_error(log: CommitLog, number: int) -> LedgerError | None:
     """Why the page that has a commit cannot be read; None if it can, or none has the commit."""
-    if number >= (await log.manifests.root()).sealed:
-        return None
+
+    async def look(root: ManifestRoot) -> None:
+        if number < root.sealed:
+            await log.manifests.leaf(root, number)
+
     try:
-        await log.manifests.search(lambda root: log.manifests.leaf(root, number))
+        await log.manifests.search(look)
     except MetadataRestoredError:
         raise
     except (NotFoundError, CorruptionError, ConfigurationError) as error:

@@ -19,7 +19,7 @@ from spark_ledger.metadata.cookies import (
 )
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
 from spark_ledger.types import BookieStart, Versioned
-from tests.unit.bookie_server.test_identity import DIRECTORIES, B, World, in_world
+from tests.unit.bookie_server.test_identity import DIRECTORIES, B, World, in_world, start_until
 from tests.unit.spark_ledger.metadata.late_replies import LateReplies, once
 
 
@@ -352,3 +352,66 @@ def test_bookie_that_was_formatted_anew_takes_no_place_in_a_backup(starts: int) 
         await world.start()
 
     run()
+
+
+async def restore(world: World, backup: bytes) -> None:
+    """The cookie goes back to a backup, and ``ledger cluster restored`` is run."""
+    store, path = world.tree.open_session(), cookie_path(B)
+    await store.put(path, backup, world.tree.get(path).version)
+    assert await accept_newer_starts(store) == [B]
+
+
+@pytest.mark.parametrize("directory", [str(each) for each in DIRECTORIES])
+def test_one_directory_that_is_older_than_the_others_is_refused_behind_a_restore(
+    directory: str,
+) -> None:
+    """The storage that held the backup was rolled back as well. It would deny what the bookie has
+    acknowledged in that directory since; moved ones are no better."""
+
+    @in_world
+    async def run(world: World) -> None:
+        await world.start()
+        backup = encode_cookie(world.known())
+        running = await world.start()
+        before = world.files.crash_clone(None)
+        await running.release()
+        good = world.files.crash_clone(None)
+        world.files._directories[directory] = before._directories[directory]
+        await restore(world, backup)
+        for is_moved in (False, True):
+            with pytest.raises(ConfigurationError, match=f"{directory} of bookie b is an older"):
+                await world.identity(is_moved=is_moved).check()
+            with pytest.raises(ConfigurationError, match=f"{directory} of bookie b is an older"):
+                await world.identity(is_moved=is_moved).claim()
+        world.files = good
+        await world.start()
+
+    run()
+
+
+@pytest.mark.parametrize("second", [None, *range(1, 28, 2)])
+def test_start_that_was_interrupted_before_a_restore_leaves_what_starts_again(
+    second: int | None,
+) -> None:
+    """Also if the start behind the restore crashes as well, and no cookie knows the one before."""
+
+    async def crash_at(number: int) -> bool:
+        world = await World().prepare()
+        await world.start()
+        backup = encode_cookie(world.known())
+        await world.start()
+        is_over = await start_until(world, number, None)
+        await restore(world, backup)
+        if second is not None:
+            await start_until(world, second, None)
+        again = await world.start()
+        assert world.known().start == again.start and world.known().is_confirmed
+        return is_over
+
+    async def main() -> None:
+        number = 1
+        while not await crash_at(number):
+            number += 1
+        assert number > 2 * len(DIRECTORIES) * 4
+
+    asyncio.run(main())

@@ -47,15 +47,53 @@ def directory(
         (KnownStart(TWO, is_confirmed=False), directory(TWO)),
         (KnownStart(TWO, is_confirmed=False), directory(ONE, TWO)),
         (KnownStart(ONE, is_confirmed=False), directory(None, ONE)),
-        (KnownStart(TWO, is_confirmed=True, accepts_newer=True), directory(THREE)),
-        (KnownStart(TWO, is_confirmed=True, accepts_newer=True), directory(OTHER)),
-        (KnownStart(None, is_confirmed=True, accepts_newer=True), directory(ONE)),
     ],
 )
 def test_directory_that_knows_the_last_start_may_serve(
     known: KnownStart, known_directory: DirectoryStart
 ) -> None:
     check_starts("b", known, [directory(known.start), known_directory])
+
+
+@pytest.mark.parametrize("known", [TWO, None])
+@pytest.mark.parametrize(
+    "directories",
+    [
+        [directory(THREE), directory(THREE)],
+        [directory(THREE), directory(THREE, BookieStart(4, "d"))],
+        [directory(THREE), directory(TWO, THREE)],
+        [directory(TWO, THREE), directory(THREE)],
+        [directory(OTHER), directory(OTHER)],
+        [directory(TWO, THREE), directory(TWO, THREE)],
+    ],
+)
+def test_directories_of_one_start_may_serve_a_restored_cluster(
+    known: BookieStart | None, directories: list[DirectoryStart]
+) -> None:
+    """Also if their last start was interrupted before the backup came back."""
+    check_starts("b", KnownStart(known, is_confirmed=True, accepts_newer=True), directories)
+
+
+@pytest.mark.parametrize("known", [TWO, None])
+@pytest.mark.parametrize(
+    ("newest", "older", "message"),
+    [
+        (directory(THREE), directory(TWO), "older copy: it knows start 2, and /new start 3"),
+        (directory(THREE), directory(TWO, BookieStart(3, "z")), "older copy: it knows start 2"),
+        (directory(TWO, THREE), directory(ONE), "is an older copy: it knows start 1"),
+        (directory(THREE), directory(BookieStart(3, "z")), "its start 3 is not that of /"),
+        (directory(THREE), directory(None), "knows no start"),
+    ],
+)
+def test_directory_that_is_older_than_another_is_refused_whatever_the_cluster_accepts(
+    known: BookieStart | None, newest: DirectoryStart, older: DirectoryStart, message: str
+) -> None:
+    """What was acknowledged in between is missing in it, and would be denied."""
+    newest = newest._replace(place=HERE._replace(path="/new"))
+    accepting = KnownStart(known, is_confirmed=True, accepts_newer=True)
+    for directories in ([newest, older], [older, newest]):
+        with pytest.raises(ConfigurationError, match=message):
+            check_starts("b", accepting, directories)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +235,7 @@ def test_running_bookie_without_a_cookie_is_not_replaced() -> None:
 
 
 def test_directory_behind_one_that_is_newer_is_checked_as_well() -> None:
-    """A restored cluster accepts what is newer, of each directory by itself."""
+    """A restored cluster accepts what is newer, of all directories together."""
     known = KnownStart(TWO, is_confirmed=True, accepts_newer=True)
     for first in (directory(THREE), directory(TWO), directory(OTHER)):
         with pytest.raises(ConfigurationError, match="is an older copy"):

@@ -70,5 +70,35 @@ async def test_oldest_of_far_too_many_answered_calls_is_cut_at_once() -> None:
     assert ended == ["oldest"]
 
 
+@on_loop
+async def test_connection_with_many_unread_answers_ends_once_the_oldest_had_its_time() -> None:
+    """All its calls end in one turn of the loop: fewer of them keep the others for less."""
+    ended: list[str] = []
+    leftovers = Leftovers(lambda peer, _why: ended.append(peer))
+
+    def answer(peer: str, number: int) -> None:
+        for task in answered(leftovers, number):
+            task.set_name(peer)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calls, "BOOKIE_LEFTOVERS_OF_ONE_MAX", 3)
+        patch.setattr(calls, "BOOKIE_LEFTOVER_OF_MANY_S", 0.05)
+        answer("many", 3)
+        answer("few", 2)
+        await asyncio.sleep(0.01)
+        answer("at once", 5)
+        await asyncio.sleep(0.1)
+        assert not ended, "who asks no more costs nothing more"
+        answer("few", 1)
+        await asyncio.sleep(0.01)
+        assert not ended
+        answer("many", 1)
+        await until(lambda: ended == ["many"])
+        for task in list(leftovers._calls):
+            task.cancel()
+        await until(lambda: not leftovers._calls)
+        assert not leftovers._of
+
+
 def test_all_calls_that_kinds_admit_may_end_together() -> None:
     assert sum(BOUNDS.values()) < BOOKIE_LEFTOVERS_AT_ONCE_MAX < BOOKIE_CALLS_MAX

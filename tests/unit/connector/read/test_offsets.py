@@ -11,6 +11,8 @@ from connector.read.offsets import (
     last_segment,
     ledger_offset,
     ledger_position,
+    named_start,
+    naming_start,
     offsets_by_stream,
     several_offset,
     stream_offset,
@@ -44,6 +46,16 @@ def test_offset_names_the_segment_before_it_if_there_is_one() -> None:
     assert last_segment(stream_offset(Dlsn(3, 5), "ab")) is None
 
 
+def test_offset_names_the_start_of_a_first_micro_batch() -> None:
+    plain = stream_offset(Dlsn(3, 5, 7), "ab")
+    text = json.dumps(naming_start(plain, Dlsn(2)))
+    assert text == '{"entry": 5, "segment": 3, "slot": 7, "start": 2, "stream": "ab"}'
+    assert stream_position(json.loads(text)) == (Dlsn(3, 5, 7), "ab")
+    assert named_start(json.loads(text)) == Dlsn(2)
+    assert named_start(naming_start(plain, Dlsn(0))) == Dlsn(0)
+    assert named_start(plain) is None
+
+
 def test_stream_offset_without_id_has_an_empty_id() -> None:
     assert stream_position({"entry": 5, "segment": 3}) == (Dlsn(3, 5), "")
 
@@ -58,6 +70,8 @@ def test_stream_offset_without_id_has_an_empty_id() -> None:
         {"entry": 1, "segment": 2, "stream": 3},
         {"entry": -1, "segment": 2},
         {"entry": 1, "segment": 2, "slot": -1},
+        {"entry": 1, "segment": 2, "start": -1},
+        {"entry": 1, "segment": 2, "start": {"segment": 1}},
         {"entry": 4, "ledger": 9},
         {"entry": 1, "segment": 2, "last": 5},
         {"entry": 1, "segment": 2, "last": {"commit": 1, "entry": 1}},

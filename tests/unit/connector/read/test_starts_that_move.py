@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from connector.read.offsets import AnyOffset
+from spark_ledger.errors import DataLossError
 from tests.unit.connector.read.test_readers import LENIENT, Query
 from tests.unit.connector.world import Cluster, cluster, table
 
@@ -154,3 +155,113 @@ def test_restart_does_not_look_for_the_transactions_of_a_former_stream(cluster: 
     assert query.trigger() == [7]
     cluster.create(11)
     assert Query(options=options, at=query.at).trigger() == [11]
+
+
+# -- a time that was reached, and then a writer whose clock is behind ------------------------------
+
+HOUR_MS = 3_600_000
+FROM_TIME = {"startingTimestamp": str(HOUR_MS + 1)}
+ONE_OF_SEVERAL = {"streams": "s", "startingTimestamp": f'{{"s": {HOUR_MS + 1}}}'}
+
+
+class Writer:
+    """Appends rows, one in each commit, at times of its clock; None: a commit without rows."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.stream = cluster.create()
+        for row in range(4):  # the start is row 1
+            self.append(row, HOUR_MS + row)
+
+    def append(self, row: int | None, time_ms: int) -> None:
+        committer = self.stream._stream._committer
+        committer.clock_ms = lambda: time_ms
+        if row is None:
+            self.stream.commit_segments([])
+        else:
+            self.stream.append(table(row))
+
+
+@pytest.mark.parametrize("options", [FROM_TIME, ONE_OF_SEVERAL])
+@pytest.mark.parametrize("late", [99, None])
+@pytest.mark.parametrize(
+    ("limits", "first_rows"), [({}, [1, 2, 3]), ({"maxRowsPerTrigger": "2"}, [1, 2])]
+)
+def test_first_micro_batch_from_a_time_is_repeated_beside_a_clock_that_is_behind(
+    cluster: Cluster,
+    options: dict[str, str],
+    late: int | None,
+    limits: dict[str, str],
+    first_rows: list[int],
+) -> None:
+    """Spark asks for the start anew: behind the last commit before the time is the end then."""
+    writer = Writer(cluster)
+    first = Query(options={**options, **limits})
+    end = first.reader.latestOffset(first.at, first.limit)
+    writer.append(late, 1000)
+    again = Query(options={**options, **limits})
+    assert again.at != first.at
+    assert again.rows_between(again.at, end) == first_rows
+    again.at = end
+    rest = [row for batch in again.run() for row in batch]
+    assert first_rows + rest == [1, 2, 3] + ([] if late is None else [late])
+
+
+def test_clock_that_is_behind_while_the_query_begins_takes_no_rows_of_its_repetition(
+    cluster: Cluster,
+) -> None:
+    writer = Writer(cluster)
+    first = Query(options=FROM_TIME)
+    writer.append(99, 1000)
+    writer.append(4, HOUR_MS)
+    end = first.reader.latestOffset(first.at, first.limit)
+    again = Query(options=FROM_TIME)
+    assert again.rows_between(again.at, end) == [1, 2, 3, 99, 4]
+
+
+def test_repeated_micro_batch_from_a_time_has_the_rows_that_are_left(cluster: Cluster) -> None:
+    writer = Writer(cluster)
+    first = Query(options=FROM_TIME)
+    end = first.reader.latestOffset(first.at, first.limit)
+    writer.stream.retention.truncate((2,))
+    again = Query(options=FROM_TIME)
+    assert again.rows_between(again.at, end) == [2, 3]
+    writer.append(99, 1000)
+    again = Query(options=FROM_TIME)
+    assert again.rows_between(again.at, end) == [2, 3]
+    writer.stream.retention.truncate((4,))
+    again = Query(options=FROM_TIME)
+    with pytest.raises(DataLossError, match=r"the start of the micro-batch \(1, 0, 0\) lies"):
+        again.rows_between(again.at, end)
+
+
+def test_start_of_a_time_does_not_excuse_rows_that_are_lost_behind_the_checkpoint(
+    cluster: Cluster,
+) -> None:
+    """The first micro-batch is empty, as no commit has reached the time; the next one is not the
+    first, though it begins there too."""
+    writer = Writer(cluster)
+    options = {"startingTimestamp": str(HOUR_MS + 4)}
+    first = Query(options=options)
+    assert first.trigger() is None
+    writer.append(4, HOUR_MS + 4)
+    writer.append(5, HOUR_MS + 5)
+    end = first.reader.latestOffset(first.at, first.limit)
+    writer.stream.retention.truncate((5,))
+    again = Query(options=options, at=first.at)
+    with pytest.raises(DataLossError, match="the position of the checkpoint"):
+        again.rows_between(first.at, end)
+
+
+def test_query_from_a_time_goes_on_from_its_first_micro_batch(cluster: Cluster) -> None:
+    """The offset that names the start is a position as others are."""
+    writer = Writer(cluster)
+    query = Query(options=FROM_TIME)
+    assert query.trigger() == [1, 2, 3]
+    assert query.trigger() is None
+    again = Query(options=FROM_TIME, at=query.at)
+    assert again.trigger() is None
+    assert again.rows_between(query.at, query.at) == []
+    writer.append(4, HOUR_MS)
+    for each in (query, again):
+        assert each.trigger() == [4]
+        assert "start" not in each.at, "which older programs refuse"

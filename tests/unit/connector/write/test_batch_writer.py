@@ -164,6 +164,21 @@ def test_overwrite_replaces_all_rows_also_by_none(
     assert cluster.rows() == rows
 
 
+def test_overwrite_of_rows_that_a_hold_keeps_is_refused_and_says_which(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that may be repeated: it is none of another driver (rule T16)."""
+    stream = cluster.create(1, 2)
+    stream.retention.hold("night", "earliest", for_s=60)
+    for options in ({}, NAMED):
+        with pytest.raises(ConflictError, match="hold 'night' keeps the rows from position"):
+            batch_write(monkeypatch, [3], overwrite=True, options=options)
+    assert cluster.rows() == [1, 2]
+    stream.retention.release("night")
+    batch_write(monkeypatch, [3], overwrite=True, options=NAMED)
+    assert cluster.rows() == [3]
+
+
 def test_append_without_rows_makes_no_commit(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,12 @@ from typing import Any, cast
 import pytest
 
 from spark_ledger.client.last_confirmed import PROOF_TRIES, unless_busy, wait_for_newer
-from spark_ledger.limits.client import BUSY_PAUSE_S, BUSY_PAUSE_S_MAX, LAC_DISPUTE_S
+from spark_ledger.limits.client import (
+    BUSY_PAUSE_S,
+    BUSY_PAUSE_S_MAX,
+    LAC_DISPUTE_S,
+    SPECULATIVE_READ_DELAY_S,
+)
 from spark_ledger.transport.base import LastConfirmed, ReadChunk
 from spark_ledger.types import BookieId, BookieStatus, EntryId
 from tests.unit.spark_ledger.client.test_bounds_of_time import DIGEST, SILENT, asked, ledger
@@ -71,6 +76,40 @@ def test_busy_bookie_is_asked_by_a_recovery_at_least_every_two_seconds() -> None
         assert pauses == pytest.approx(PAUSES)
 
     run_virtually(test, bookies=1)
+
+
+def test_read_beside_a_bookie_that_hangs_waits_for_busy_ones_for_as_long_as_they_are_busy() -> None:
+    """The first reader meets them while it waits for the one that hangs, the second before."""
+
+    async def test(world: World) -> None:
+        writer = await (await world.client(explicit_lac_delay_s=0.1)).create_ledger(
+            ensemble_size=3, write_quorum=3, ack_quorum=2
+        )
+        assert await writer.append(b"0") == 0
+        await writer.close()
+        other = await world.client()
+        honest, loop = other.context.transport.read, asyncio.get_running_loop()
+        hanging, free_at = list[BookieId](), 0.0
+
+        async def read(bookie_id: BookieId, *args: Any, **options: Any) -> Any:
+            hanging[:] = hanging or [bookie_id]
+            if bookie_id in hanging:
+                await asyncio.sleep(options["timeout_s"])
+                yield ReadChunk(BookieStatus.TIMEOUT, None, args[1], "silent")
+            elif loop.time() < free_at:
+                yield ReadChunk(BUSY, None, args[1], "busy")
+            else:
+                async for chunk in honest(bookie_id, *args, **options):
+                    yield chunk
+
+        other.context.transport.read = read  # type: ignore[method-assign]
+        for busy_s in (1.2, 0.3):
+            free_at = (began := loop.time()) + busy_s
+            reader = await other.open_ledger(writer.ledger_id)
+            assert [e.payload async for e in reader.read(0, 0)] == [b"0"]
+            assert loop.time() - began < 3 * SPECULATIVE_READ_DELAY_S + 0.1
+
+    run_virtually(test)
 
 
 @pytest.mark.parametrize("late_s", [0.1, 0.9])

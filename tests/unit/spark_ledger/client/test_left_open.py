@@ -107,6 +107,24 @@ def test_ledger_that_is_there_no_more_is_forgotten_and_the_next_one_closed(
     run_in_virtual_time(test())
 
 
+def test_ledger_with_a_way_to_close_of_its_own_is_never_recovered() -> None:
+    """However often that fails: recovery would fence whoever has the id by now."""
+    away = MetadataUnavailableError("no ZooKeeper server answers")
+    recoveries = Recoveries(lambda *_: None)
+    own = Recoveries(lambda _, call: away if call <= 3 else None)
+
+    async def test() -> None:
+        left = LeftOpen(recoveries)
+        left.add(LedgerId(0), own)
+        left.add(LedgerId(1))
+        await asyncio.sleep(280)
+        assert own.done == [0] and len(own.calls) == 4
+        assert [each for _, each in recoveries.calls] == [1]
+        await left.close()
+
+    run_in_virtual_time(test())
+
+
 def test_no_more_ledgers_wait_than_the_bound_and_the_newest_stay() -> None:
     async def test() -> None:
         left = LeftOpen(Recoveries(lambda *_: MetadataUnavailableError("away")))

@@ -307,6 +307,23 @@ def test_delete_after_lost_replies_is_repeated() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("lost", [Outcome.LOST_REQUEST, Outcome.LOST_REPLY])
+def test_delete_that_meets_an_outage_behind_a_lost_reply_may_have_happened(lost: Outcome) -> None:
+    """And one that meets it at once has not."""
+
+    async def main() -> None:
+        for outcomes in ([Outcome.UNAVAILABLE], [lost, Outcome.UNAVAILABLE]):
+            tree = MemoryTree()
+            await LedgerStore(tree.open_session()).create(ledger(7))
+            store = LedgerStore(tree.open_session(interpose=script("delete", outcomes)))
+            wanted = MetadataUnavailableError if len(outcomes) == 1 else OutcomeUnknownError
+            with pytest.raises(wanted) as caught:
+                await store.delete(LedgerId(7))
+            assert type(caught.value) is wanted
+
+    asyncio.run(main())
+
+
 def test_ledger_that_would_begin_full_is_refused() -> None:
     """Its first ensemble change would be its last."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from spark_ledger.errors import BookieUnavailableError, DigestMismatchError, NoSuchEntryError
@@ -290,10 +292,11 @@ def test_pauses_of_busy_replicas_begin_anew_with_each_entry() -> None:
 
 def test_busy_replicas_are_waited_for_from_the_last_entry_that_was_brought() -> None:
     reader = Reader()
+    assert all_busy(reader, 0.0) == []
+    assert one(reader.tick(0.5), ReadEntries).bookie_index == 1
     later = 2 * READ_TIMEOUT_S
     reader.bring(1, 4, now=later)
-    assert all_busy(reader, later) == []
-    assert only(all_busy(Reader(), later), Failed), "who was never brought any has waited enough"
+    assert all_busy(reader, later) == [], "that they were busy was about an earlier entry"
 
 
 def test_missing_everywhere_but_on_busy_replicas_is_not_missing() -> None:
@@ -327,3 +330,65 @@ def test_busy_replicas_are_waited_for_from_where_the_consumer_goes_on() -> None:
     due = reader.machine.next_deadline
     assert due is not None
     assert one(reader.tick(due), ReadEntries).first == 5
+
+
+def test_busy_replicas_are_asked_again_beside_a_silent_one() -> None:
+    """They were busy for a moment; it may hang for as long as one request may take (rule P19)."""
+    reader = Reader()
+    assert reader.tick(0.5) == [asks(2, 0)] and reader.end(2, BUSY, now=0.5) == []
+    assert reader.tick(1.0) == [asks(0, 0)] and reader.end(0, BUSY, now=1.0) == []
+    assert reader.machine.next_deadline == 1.5
+    assert reader.tick(1.5) == [asks(2, 0)], "nobody else is left, and its pause is over"
+    assert reader.bring(2, 9, now=1.6)[0] == delivers(2, 0, 9)
+    assert reader.machine.slow_indexes == {1}
+
+
+def test_busy_replicas_are_not_asked_beside_one_that_is_not_late() -> None:
+    """It is at work: a second request would only keep them busy."""
+    reader = Reader()
+    reader.end(1, BUSY, now=0.0)
+    assert reader.end(2, BUSY, now=0.0) == [asks(0, 0)]
+    assert reader.machine.next_deadline == 0.5
+    assert reader.tick(0.4) == []
+    assert reader.tick(0.5) == [asks(1, 0)]
+
+
+def test_pauses_of_busy_replicas_double_beside_a_silent_one_too() -> None:
+    reader = Reader()
+    reader.end(1, BUSY)
+    reader.end(2, NO)
+    asked, now = [], 0.0
+    while now < READ_TIMEOUT_S - 1.0:
+        due = reader.machine.next_deadline
+        assert due is not None and due > now, "a time that has passed would be looked at for ever"
+        now = due
+        if reader.tick(now):
+            asked.append(now)
+            assert reader.end(1, BUSY, now=now) == [], "0 is asked"
+    pauses = [after - before for before, after in pairwise(asked)]
+    assert pauses == sorted(pauses) and BUSY_PAUSE_S_MAX <= pauses[-1] <= BUSY_PAUSE_S_MAX + 0.5
+    assert len(asked) <= 9, "a busy bookie is left in peace"
+
+
+def test_busy_replica_is_asked_again_when_a_silent_one_has_used_up_all_time() -> None:
+    """It was busy for a moment, and has not been asked since."""
+    reader = Reader()
+    reader.end(1, BUSY)
+    reader.end(2, NO)
+    later = 2 * READ_TIMEOUT_S
+    assert reader.end(0, BookieStatus.TIMEOUT, now=later) == []
+    assert reader.tick(later) == [asks(1, 0)]
+    failed = one(reader.end(1, BUSY, now=later), Failed)
+    assert isinstance(failed.error, BookieUnavailableError), "that was for long enough"
+
+
+def test_busy_replicas_are_waited_for_from_when_the_first_says_so() -> None:
+    """Who was silent before has used up time of its own, and not theirs."""
+    reader = Reader()
+    later = 2 * READ_TIMEOUT_S
+    reader.end(1, BookieStatus.TIMEOUT, now=later)
+    reader.end(2, BUSY, now=later)
+    assert reader.end(0, NO, now=later) == []
+    due = reader.machine.next_deadline
+    assert due is not None and later < due <= later + 2 * BUSY_PAUSE_S
+    assert reader.tick(due) == [asks(2, 0)]

@@ -21,6 +21,7 @@ from spark_ledger.errors import (
 from spark_ledger.metadata.base import Create, Delete, Operation
 from spark_ledger.metadata.ledgers import ledger_path
 from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
+from spark_ledger.metadata.unsettled import UNNAMED_PATH, id_path
 from spark_ledger.types import (
     BookieId,
     BookieInfo,
@@ -34,6 +35,10 @@ from spark_ledger.types import (
 )
 
 _INCARNATIONS = itertools.count()
+
+
+def unnamed_path(ledger_id: LedgerId) -> str:
+    return id_path(UNNAMED_PATH, ledger_id)
 
 
 class FakeLedger:
@@ -147,7 +152,10 @@ class FakeReader:
 
 
 class FakeNaming:
-    """Of ledgers that nobody deletes."""
+    """Of ledgers that nobody else deletes."""
+
+    def __init__(self, owner: FakeLedgers) -> None:
+        self._owner = owner
 
     def unsettled(self, ledger_ids: Iterable[LedgerId]) -> list[LedgerId]:
         return []
@@ -155,7 +163,7 @@ class FakeNaming:
     async def operations(
         self, ledger_ids: Sequence[LedgerId], whose: Collection[tuple[LedgerId, bytes]] = ()
     ) -> list[Operation]:
-        return []
+        return [Delete(unnamed_path(each)) for each in ledger_ids if self._owner.is_unnamed(each)]
 
     def checks(self, ledger_ids: Iterable[LedgerId]) -> list[Operation]:
         return []
@@ -177,9 +185,11 @@ class FakeDeleting:
         await self._owner.delete_ledger(ledger_id, checks)
 
     async def delete_unnamed(self, ledger_id: LedgerId, incarnation: bytes) -> None:
-        """As if nothing had named any of them."""
         ledger = self._owner._ledgers.get(ledger_id)
-        if ledger is not None and ledger.incarnation == incarnation:
+        if ledger is None or ledger.incarnation != incarnation:
+            return
+        if self._owner.is_unnamed(ledger_id):
+            await self._owner.store.delete(unnamed_path(ledger_id))
             await self._owner.delete_ledger(ledger_id)
 
 
@@ -223,9 +233,13 @@ class FakeLedgers:
         tree: MemoryTree | None = getattr(self.store, "tree", None)
         return tree
 
+    def is_unnamed(self, ledger_id: LedgerId) -> bool:
+        """Whether it was made until it is named, and no transaction has named it."""
+        return self._tree is not None and unnamed_path(ledger_id) in self._tree._nodes
+
     @property
     def naming(self) -> FakeNaming:
-        return FakeNaming()
+        return FakeNaming(self)
 
     @property
     def deletions(self) -> FakeDeleting:
@@ -259,6 +273,10 @@ class FakeLedgers:
         if ledger.tree is not None:
             ledger.tree.make_parents(ledger.path)
             ledger.tree.apply([Create(ledger.path, b"")])
+            if until_named:
+                unnamed = unnamed_path(ledger.ledger_id)
+                ledger.tree.make_parents(unnamed)
+                ledger.tree.apply([Create(unnamed, ledger.incarnation)])
         self._ledgers[ledger.ledger_id] = ledger
         writer = FakeWriter(self, ledger)
         self.writers.append(writer)

@@ -269,7 +269,7 @@ def test_ledgers_known_to_exist_are_those_of_the_newest_version_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(existing, "NAMED_LEDGERS_KEPT", 3)
-    known = ExistingLedgers(FakeNaming())
+    known = ExistingLedgers(FakeNaming(FakeLedgers()))
     one, two, three, four = wanted = [LedgerId(n) for n in range(4)]
     assert known.unknown(wanted, config_of(1, drops=False)) == []
     known.exist([one, two], 5)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
+from spark_ledger.errors import ConflictError, CorruptionError, NotFoundError
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.ledgers import LedgerRange
+from spark_ledger.stream.manifest.tree import ManifestRoot, empty_root
 from spark_ledger.types import Versioned
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.world import (
@@ -52,6 +56,41 @@ def test_older_root_does_not_replace_a_newer_one(
     run(scenario())
 
 
+def test_commits_that_a_restored_root_has_not_sealed_are_looked_for_where_they_were_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The store comes back between the look at the root and that at its pages (rule T5)."""
+    small_manifests(monkeypatch)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
+        for n in range(12):
+            await stream.append(table(n))
+            await stream._committer.sealer.close()
+        log = (await another(ledgers)[1].open("s"))._log
+        newest = await log.manifests.read_root()
+        nodes = await log._stored_nodes.get_all(range(newest.sealed))
+        for number, node in nodes.items():
+            with contextlib.suppress(ConflictError):  # one of them is there still
+                await ledgers.store.create(log._nodes.commit_path(number), node)
+        roots = iter([newest])
+
+        async def goes_back(**_options: bool) -> ManifestRoot:
+            return next(roots, empty_root(newest.stream_id))
+
+        monkeypatch.setattr(log.manifests, "root", goes_back)
+        monkeypatch.setattr(log.manifests, "read_root", goes_back)
+        assert await log._stored_nodes.get_all(range(newest.sealed)) == nodes
+        roots = iter([newest])
+        for number in nodes:
+            await ledgers.store.delete(log._nodes.commit_path(number))
+        with pytest.raises((NotFoundError, CorruptionError)):
+            await log._stored_nodes.get_all(range(newest.sealed))
+
+    run(scenario())
+
+
 def test_pages_of_a_store_that_went_back_are_read_anew_at_each_level(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -92,6 +131,7 @@ def test_pages_of_a_store_that_went_back_are_read_anew_at_each_level(
 
         async def breaks(ledger_id: int) -> LedgerRange:
             client.store.reconnect()
+            await manifests.root()
             return await counted(ledger_id)
 
         monkeypatch.setattr(client, "open_unconfirmed", breaks)

@@ -103,7 +103,7 @@ def test_pack_is_named_for_a_second_while_others_change_the_nodes_of_the_stream(
         ledgers = FakeLedgers()
         stream = await StreamCatalog(ledgers).create("s", SCHEMA)
         await stream.retention.allow_packs()
-        ledger = await ledgers.create_ledger()
+        ledger = await ledgers.create_ledger(until_named=True)
         pack = Pack(0, 6, 0, 12, ledger.ledger_id, entries=1, rows=12, size_bytes=100)
         change, loop, left = ledgers.store.transaction, asyncio.get_running_loop(), refusals
         reading = OneConnection(ledgers.store)
