@@ -33,9 +33,9 @@ from bookie_server.core.transitions import (
     on_fence,
     on_last_confirmed,
 )
-from bookie_server.duplicates import compare_with_held
 from bookie_server.first_contact import LedgerKeys, LookUps, resume
 from bookie_server.giving_back import GivingBack
+from bookie_server.held_entries import HeldEntries
 from bookie_server.reads import entry_page, find_record, read_entries, why_unsynced
 from bookie_server.storage.blocks import RUN_ENTRIES_MAX, RUN_FRAMES_BYTES_MAX, encode_run
 from bookie_server.storage.disks import DiskWatch
@@ -86,6 +86,7 @@ class Bookie:
         self._bytes_in_flight = BytesInFlight()
         self._waiting = WaitingAdds()
         # Service thread only.
+        self._held = HeldEntries(storage)
         self._fences: dict[LedgerId, list[Done]] = {}  # in memory, and not durable yet
         self._refused_fences: set[LedgerId] = set()  # in memory, and refused
         self._watchers = Watchers(post)
@@ -98,6 +99,7 @@ class Bookie:
         self._journal.start()
         self._storage.start()
         self._disks.start()
+        self._held.start()
 
     # -- changes -------------------------------------------------------------------------------
 
@@ -200,12 +202,7 @@ class Bookie:
             self._perform(steps, partial(self._fenced, ledger_id))
 
     def write_last_confirmed(
-        self,
-        ledger_id: LedgerId,
-        last_add_confirmed: EntryId,
-        *,
-        access_key: bytes,
-        done: Done,
+        self, ledger_id: LedgerId, last_add_confirmed: EntryId, *, access_key: bytes, done: Done
     ) -> None:
         """Learn the last add confirmed from an idle writer; it never goes back."""
         key_hash = access_key_hash(access_key)
@@ -375,6 +372,7 @@ class Bookie:
         while self._waiting:
             self._waiting.pop().done(BookieStatus.IO_ERROR, "the bookie is shutting down")
         self._disks.stop()
+        self._held.close()
         self._journal.close()
         try:
             self._storage.close()
@@ -387,8 +385,7 @@ class Bookie:
     def _add(self, add: PendingAdd, no_room: Refusal | None = None) -> None:
         """Decide and perform an add. Without room it is refused, unless the ledger's record refuses
         it already: a writer has to hear of a fence, and not only of a full disk."""
-        run, in_metadata = add.run, add.in_metadata
-        ledger_id = run.ledger_id
+        run, ledger_id, in_metadata = add.run, add.run.ledger_id, add.in_metadata
         # As in ``_decide``, without callables: of many ledgers each entry comes through here.
         found = self._find_record(ledger_id)
         if isinstance(found, Refusal):
@@ -417,7 +414,7 @@ class Bookie:
             return
         is_held = False
         if run.first_entry <= accepted.held_up_to:
-            held = compare_with_held(self._storage, run, accepted.held_up_to)
+            held = self._held.compare(run, accepted.held_up_to)
             if isinstance(held, Refusal):
                 add.done(*held)
                 return

@@ -10,35 +10,35 @@ import os
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TypeVar
 
 from bookie_server.telling import end_output
 from spark_ledger.limits.bookie import BOOKIE_EXIT_S
 
+T = TypeVar("T")
+
 logger = logging.getLogger(__name__)
 
 
-def in_daemon_thread(function: Callable[[], object]) -> asyncio.Future[None]:
-    """Run in a thread that does not keep the process alive. Raises OSError if the process can have
-    no other thread now: who asks a disk expects no other error, and asks again later."""
+def in_daemon_thread(function: Callable[[], T]) -> asyncio.Future[T]:
+    """Run in a thread that does not keep the process alive; what it returns. Raises OSError if the
+    process can have no other thread now: who asks a disk expects no other error, and asks again
+    later."""
     loop = asyncio.get_running_loop()
-    result: asyncio.Future[None] = loop.create_future()
+    result: asyncio.Future[T] = loop.create_future()
 
-    def finish(error: BaseException | None) -> None:
-        if result.done():
-            return
-        if error is None:
-            result.set_result(None)
-        else:
-            result.set_exception(error)
+    def finish(end: Callable[[], None]) -> None:
+        if not result.done():
+            end()
 
     def work() -> None:
-        error: BaseException | None = None
         try:
-            function()
+            end = partial(result.set_result, function())
         except BaseException as caught:  # noqa: BLE001 - handed to the waiter as it is
-            error = caught
+            end = partial(result.set_exception, caught)
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(finish, error)
+            loop.call_soon_threadsafe(finish, end)
 
     try:
         threading.Thread(target=work, name="close", daemon=True).start()

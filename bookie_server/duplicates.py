@@ -8,15 +8,19 @@ since the first one stays (rules P3 and S8).
 
 from __future__ import annotations
 
-from bookie_server.storage.ledgers.ledger_storage import LedgerStorage
+from collections.abc import Callable
+
 from bookie_server.storage.ledgers.slicing import part_of
 from spark_ledger.bookie_api import Refusal
 from spark_ledger.errors import CorruptionError
 from spark_ledger.runs import EntryRun
-from spark_ledger.types import BookieStatus, EntryId
+from spark_ledger.types import BookieStatus, EntryId, LedgerId
+
+RunWith = Callable[[LedgerId, EntryId], EntryRun | None]
+"""The run that holds an entry of a ledger; see ``LedgerStorage.run_with``."""
 
 
-def compare_with_held(storage: LedgerStorage, run: EntryRun, last_entry: EntryId) -> bool | Refusal:
+def compare_with_held(run_with: RunWith, run: EntryRun, last_entry: EntryId) -> bool | Refusal:
     """Whether each entry of a run is held already; a refusal if one is held with other bytes.
 
     ``last_entry`` is the highest entry that is held of the ledger. What cannot be read cannot be
@@ -29,7 +33,7 @@ def compare_with_held(storage: LedgerStorage, run: EntryRun, last_entry: EntryId
             return False
         if entry_id not in held:
             try:
-                found = storage.run_with(run.ledger_id, entry_id)
+                found = run_with(run.ledger_id, entry_id)
             except (OSError, CorruptionError) as error:
                 return Refusal(BookieStatus.IO_ERROR, str(error))
             held = {} if found is None else dict(part_of(found, entry_id, run.last_entry).split())

@@ -116,7 +116,7 @@ class Identity:
         than the other; CorruptionError, or what the metadata store raises.
         """
         cookie, _ = await check_identity(self._cookie, self._store)
-        self._check(_known(cookie), self._read())
+        self._check(_known(cookie), await self._read())
 
     async def claim(self) -> bool:
         """Take note of a new start, everywhere. This process holds the locks of the directories.
@@ -125,7 +125,7 @@ class Identity:
         Raises as ``check``, and BookieReplacedError if another process claims the bookie too.
         """
         cookie, version = await check_identity(self._cookie, self._store)
-        known, directories = _known(cookie), self._read()
+        known, directories = _known(cookie), await self._read()
         self._check(known, directories)
         if is_unresolved(known, directories):
             cookie, version = await self._shut_out(cookie, version)
@@ -189,11 +189,17 @@ class Identity:
 
     # -- the directories ---------------------------------------------------------------------------
 
-    def _read(self) -> list[DirectoryStart]:
+    async def _read(self) -> list[DirectoryStart]:
+        found: list[DirectoryStart] = []
+
+        def read() -> None:
+            found.extend(read_start(self._files, directory) for directory in self._directories)
+
         try:
-            return [read_start(self._files, directory) for directory in self._directories]
+            await self._on_disk(read)
         except OSError as error:
             raise ConfigurationError(f"the start record cannot be read: {error}") from error
+        return found
 
     def _check(self, known: KnownStart, directories: Sequence[DirectoryStart]) -> None:
         check_starts(self._bookie_id, known, directories)

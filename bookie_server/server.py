@@ -1,10 +1,10 @@
 """The bookie process: starts storage, service and registration, and stops them in reverse order.
 
 Start: configuration, identity, journal replay, wait for the predecessor's session to end, announce,
-serve. Stop (SIGTERM, SIGINT): withdraw, finish what is in flight, flush, exit 0. A journal that
-fails to write or sync, or a storage thread that ends, ends the process at once with exit code 3:
-nothing may be acknowledged after that. A start whose disk fails ends with it, too: it is tried
-again.
+serve. Stop (SIGTERM, SIGINT): withdraw, finish what is in flight, flush, exit 0; a start is broken
+off, as its disk may hang, and the next one takes it for a crash. A journal that fails to write or
+sync, or a storage thread that ends, ends the process at once with exit code 3: nothing may be
+acknowledged after that. A start whose disk fails ends with it, too: it is tried again.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Final, TypeVar
@@ -194,14 +195,14 @@ class BookieServer:
             store = await self._identify(closing)
             self._metrics.metadata_restored = lambda: store.restored
             keys = MetadataKeys(store)
-            self._bookie = await self._open_bookie(keys)
+            self._bookie = await self._unless_stopped(self._open_bookie(keys))
             closing.enter_context(Collector(lambda: self._bookie.objects_held).running(loop))
             closing.enter_context(LoopWatch().running())
             closing.push_async_callback(self._close_bookie)
             closing.push_async_callback(self._release)
             registry = self._registry(store)
             await self._unless_stopped(registry.wait_until_vacant(BookieId(self._cookie.bookie_id)))
-            await self._identity.claim()
+            await self._unless_stopped(self._identity.claim())
             self._identity.watch(self._on_replaced)
             stalls = StallWatch(lambda: self._bookie.stall, self._on_stall)
             self._report = Report(
@@ -262,14 +263,13 @@ class BookieServer:
 
     async def _identify(self, closing: AsyncExitStack) -> MetadataStore:
         """Find out who this bookie is; the connected metadata store."""
-        make_new = self._format_if_new and not is_formatted(self._config)
-        if not make_new:
-            self._cookie = local_cookie(self._config)  # refuses before anything is waited for
+        cookie = await self._unless_stopped(in_daemon_thread(self._local_cookie))
         store = await self._connect()
         closing.push_async_callback(store.close)
-        if make_new:
-            self._cookie = await format_new(self._config, store)
-            logger.info("formatted bookie %s", self._cookie.bookie_id)
+        if cookie is None:
+            cookie = await format_new(self._config, store)
+            logger.info("formatted bookie %s", cookie.bookie_id)
+        self._cookie = cookie
         self._identity = Identity(
             self._cookie,
             [self._config.journal_directory, *self._config.ledger_directories],
@@ -277,8 +277,13 @@ class BookieServer:
             PosixFileSystem(),
             on_disk=in_daemon_thread,
         )
-        await self._identity.check()
+        await self._unless_stopped(self._identity.check())
         return store
+
+    def _local_cookie(self) -> Cookie | None:
+        """The identity in the directories; None if a bookie is to be made. Any thread."""
+        is_new = self._format_if_new and not is_formatted(self._config)
+        return None if is_new else local_cookie(self._config)
 
     async def _connect(self) -> MetadataStore:
         """The metadata store, tried for a bounded time. Raises MetadataUnavailableError."""
@@ -313,7 +318,7 @@ class BookieServer:
         storage = self._config.storage_config(
             BookieId(self._cookie.bookie_id), self._cookie.cluster_id
         )
-        bookie = await asyncio.to_thread(
+        opens = partial(
             open_bookie,
             storage,
             post=post,
@@ -322,6 +327,7 @@ class BookieServer:
             keys=keys,
             open_logs_max=self._descriptors.open_logs,
         )
+        bookie = await in_daemon_thread(opens)
         logger.info("storage opened in %.2f s", time.monotonic() - started)
         return bookie
 
@@ -333,14 +339,14 @@ class BookieServer:
             at_contact=lambda: pass_over_held_ids(store, self._bookie.next_ledger_id),
         )
 
-    async def _unless_stopped(self, work: Coroutine[None, None, None]) -> None:
+    async def _unless_stopped(self, work: Awaitable[T]) -> T:
         """Wait for it. Raises _Stopped if a signal comes first, otherwise what it raises."""
         task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.wait())
         try:
             await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 raise _Stopped
-            await task
+            return await task
         finally:
             await cancel(task, stopped)
 

@@ -355,6 +355,12 @@ Longer than one commit of an index with a hundred thousand changed ledgers takes
 STALL_LOOK_S: Final = 0.25
 """How often a bookie looks whether its disks stall: a small part of the times above."""
 
+HELD_ENTRIES_WAIT_S: Final = 0.25
+"""The service waits so long for a ledger disk, to compare what is sent again with what is held.
+Then it is busy for such adds until the disk answers. What a slow disk has read is in memory by the
+time that they come again (rule S15). Not above `STALL_LOOK_S`: a look that comes late proves
+nothing."""
+
 LOOP_BEAT_S: Final = 1.0
 """How often the loop of a bookie's service shows that it turns. The longest turn that was measured
 took 0.03 s."""

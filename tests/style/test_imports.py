@@ -174,14 +174,17 @@ RULES = {
     "bookie_server.waiting_adds": rule(*VALUES, "bookie_server.core", banned=IMPURE),
     "bookie_server.giving_back": rule(*VALUES, banned=IMPURE),
     "bookie_server.duplicates": rule(*VALUES, "bookie_server.storage", banned="asyncio threading"),
+    "bookie_server.held_entries": rule(
+        *VALUES, "bookie_server.duplicates", "bookie_server.storage", banned="asyncio"
+    ),
     "bookie_server.bookie": rule(
         *VALUES,
         "spark_ledger.wire",
         "bookie_server.core",
         "bookie_server.storage",
-        "bookie_server.duplicates",
         "bookie_server.first_contact",
         "bookie_server.giving_back",
+        "bookie_server.held_entries",
         "bookie_server.reads",
         "bookie_server.waiting_adds",
         "bookie_server.watchers",

@@ -46,7 +46,6 @@ from bookie_server.storage.journal.waiting import (
     Waiting,
     next_batch,
     take_out_of,
-    together,
 )
 from spark_ledger.bookie_api import Done
 from spark_ledger.limits import KIB
@@ -55,10 +54,6 @@ from spark_ledger.types import BookieStatus, LedgerId
 logger = logging.getLogger(__name__)
 
 Post = Callable[[Callable[[], None]], None]
-
-_BATCH_RECORDS_MAX: Final = 2_048
-"""All of a batch are answered in one turn of the service loop: a few milliseconds for these. It
-takes some ten thousand small adds in a second, so a disk that syncs in 20 ms still keeps up."""
 
 _IN_PLACE_BYTES_MAX: Final = 64 * KIB
 """Most that is committed in place: a message of few small entries."""
@@ -226,10 +221,9 @@ class Journal:
     ) -> None:
         """Queue a record; ``done`` runs on the service thread once it is durable, or has failed.
 
-        ``place``: the record is a run that is written once; it is told where. ``before``: other
-        records, in front of it, that become durable with it or not at all.
+        ``place``: of a run that is written once; it is told. ``before`` become durable with it.
         """
-        records, wakes = together(before, Waiting(record_type, body, done, place)), False
+        records, wakes = Waiting(record_type, body, done, place).behind(before), False
         with self._lock:
             assert not self._stopping, "append to a closed journal"
             failure, no_room = self._failure, self._no_room
@@ -373,8 +367,7 @@ class Journal:
         message = f"disk full: journal {self._directory}: {error}"
         logger.warning("%s; nothing is written until there is room", message)
         with self._lock:
-            self._no_room = message
-            self._retries = False
+            self._no_room, self._retries = message, False
             waiting = [*batch, *self._queue]
             self._queue = deque(each._replace(done=None) for each in waiting)
         self._post(partial(self._complete, waiting, BookieStatus.READ_ONLY, message))
@@ -478,7 +471,7 @@ class Journal:
     def _take(self) -> list[Waiting]:
         """The next batch, in the order of the appends; empty when nothing is queued."""
         with self._lock:
-            self._taken = next_batch(self._queue, self._batch_bytes_max, _BATCH_RECORDS_MAX)
+            self._taken = next_batch(self._queue, self._batch_bytes_max)
             return self._taken
 
     def _fail(self, batch: list[Waiting], error: Exception) -> None:

@@ -13,7 +13,7 @@ from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
 from bookie_server.storage.fs.posix_fs import PosixFileSystem
 from bookie_server.storage.fs.vfs import FileSystem
-from bookie_server.storage.journal import journal
+from bookie_server.storage.journal import waiting
 from bookie_server.storage.journal.changes import fence_body
 from bookie_server.storage.journal.files import (
     journal_numbers,
@@ -74,7 +74,7 @@ def test_batch_is_bounded_in_records(
     files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of it are answered in one turn: of the smallest records that would take half a second."""
-    monkeypatch.setattr(journal, "_BATCH_RECORDS_MAX", 3)
+    monkeypatch.setattr(waiting, "_BATCH_RECORDS_MAX", 3)
     writer = Writer(files)
     writer.append(*range(7))
     size = writer.journal.bytes_in_flight // 7
@@ -93,7 +93,7 @@ def test_records_that_belong_together_are_in_one_batch_also_at_its_bound(
 ) -> None:
     """A batch is cut between two requests, never within one."""
     if bound == "records":
-        monkeypatch.setattr(journal, "_BATCH_RECORDS_MAX", 3)
+        monkeypatch.setattr(waiting, "_BATCH_RECORDS_MAX", 3)
     writer = Writer(files)
     writer.append(*range(1, 1 + (11 if bound == "bytes" else 2)))  # of 8 bytes, and 100 in a batch
     before = [(RecordType.FENCE, fence_body(LedgerId(each))) for each in (50, 51)]
