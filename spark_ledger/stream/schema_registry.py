@@ -151,8 +151,11 @@ class SchemaRegistry:
         columns that the data lack are null. ``merge`` as a schema says what the new columns are.
         ``pending`` are the new versions that the same micro-batch has needed before.
 
-        Raises SchemaMismatchError that names the field.
+        Raises SchemaMismatchError that names the field, and as ``of_now``.
         """
+        # Whoever commits the rows may be another process, which cannot tell that this one has
+        # another list (rule T8).
+        await self.of_now()
         last, base = self._last, self._base(pending)
         if last is not None and last.is_for(schema, merge, base):
             return last.fit
