@@ -90,13 +90,16 @@ class SchemaRegistry:
             await self.refresh()
         return self._config
 
-    async def refresh(self) -> StreamConfig:
-        """Read the configuration again. Raises NoSuchStreamError if the stream was deleted, also
-        if another stream has its name now (rule T7), and MetadataRestoredError if it has not the
-        schemas that this process has used."""
+    async def refresh(self, *, latest: bool = False) -> StreamConfig:
+        """Read the configuration again; ``latest``: none older than this call.
+
+        Raises NoSuchStreamError if the stream was deleted, also if another stream has its name now
+        (rule T7), and MetadataRestoredError if it has not the schemas that this process has used.
+        """
         while True:
             reading, is_new = OneConnection(self._nodes.store), self._reading.has_ended
-            found = await self._nodes.config(latest=is_new)  # an older one would look restored
+            # Over a new connection an older one would look restored.
+            found = await self._nodes.config(latest=latest or is_new)
             if not reading.has_ended:
                 break
         if found.value.deleted or found.value.stream_id != self.config.stream_id:
