@@ -133,6 +133,24 @@ def test_task_reads_the_rows_of_a_stream_that_its_server_does_not_know_yet(
     assert len(lag.asked) == 1
 
 
+def test_driver_that_starts_again_at_a_server_that_knows_the_former_stream_leaves_no_row_out(
+    cluster: Cluster, lag: Lag
+) -> None:
+    """Its micro-batch would be planned without rows, and the checkpoint go on behind them."""
+    cluster.create(9)
+    lag.keep()
+    created(cluster, 1, 2, 3)
+    options = to_read(failOnDataLoss="false")
+    reader = LedgerStreamReader(options, ROWS)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, reader.getDefaultReadLimit())
+    lag.begin()
+    again = LedgerStreamReader(options, ROWS)
+    partitions = again.partitions(start, end)
+    found = [read_partition(options, ROWS, part) for part in copied(partitions)]
+    assert [row for batches in found for row in values(batches)] == [1, 2, 3]
+
+
 @KNOWN
 def test_task_writes_to_a_stream_that_its_server_does_not_know_yet(
     cluster: Cluster,
