@@ -130,17 +130,17 @@ def stream(options: ConnectionOptions, name: str, stream_id: str) -> Stream:
     """
     known = _used(_session(options), name)
     if known is None or known.config.stream_id != stream_id:
-        known = fresh_stream(options, name)
-    return _checked(known, name, stream_id)
+        known = present_stream(options, name, stream_id)
+    return known
 
 
 def present_stream(options: ConnectionOptions, name: str, stream_id: str) -> Stream:
     """The same, looked up: one metadata read. A handle that is kept, and ledgers that are yet to be
-    collected, would give the rows of a stream that is deleted. Raises as ``stream``."""
-    return _checked(fresh_stream(options, name), name, stream_id)
-
-
-def _checked(known: Stream, name: str, stream_id: str) -> Stream:
+    collected, would give the rows of a stream that is deleted. Only of the newest metadata it is
+    believed that it is (rule T7). Raises as ``stream``."""
+    known = fresh_stream(options, name)
+    if known.config.stream_id != stream_id:  # or our server lags, and knows the former one only
+        known = fresh_stream(options, name, latest=True)
     if known.config.stream_id != stream_id:
         raise NoSuchStreamError(
             f"stream {name!r} was deleted and created again in the middle of this; start again"
@@ -183,8 +183,9 @@ def _let_go(session: _Session, name: str) -> None:
         known.close()
 
 
-def fresh_stream(options: ConnectionOptions, name: str) -> Stream:
-    """The handle of the stream that has the name now, with its newest schema.
+def fresh_stream(options: ConnectionOptions, name: str, *, latest: bool = False) -> Stream:
+    """The handle of the stream that has the name now, with its newest schema. With ``latest`` it
+    is so by metadata that are no older than this call.
 
     Raises NoSuchStreamError if there is none.
     """
@@ -192,7 +193,7 @@ def fresh_stream(options: ConnectionOptions, name: str) -> Stream:
     known = _used(session, name)
     if known is not None:
         try:
-            known.refresh()
+            known.refresh(latest=latest)
         except NoSuchStreamError:
             _forget_stream(session, name)
         else:

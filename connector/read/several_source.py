@@ -132,16 +132,23 @@ class SeveralSource:
             if name not in self._sources:
                 self._open(name)
 
-    def _ask(self, name: str, question: Callable[[StreamSource], T]) -> T | None:
-        """What a stream answers; if it was deleted, the stream that has the name now.
+    def _ask(
+        self, name: str, question: Callable[[StreamSource], T], at: OffsetJson | None = None
+    ) -> T | None:
+        """What a stream answers about an offset; if it was deleted, the stream that has the name
+        now.
 
         None if there is none, and its rows may be left out. Raises DataLossError if they may not.
         """
         for _ in range(2):
             if name not in self._sources and not self._open(name):
                 break
+            source = self._sources[name]
             try:
-                return question(self._sources[name])
+                if at is not None and stream_position(at).stream_id not in self._ids_of(name):
+                    # Our server may lag, and know a former stream only (rule T7).
+                    source.stream.refresh(latest=True)
+                return question(source)
             except NoSuchStreamError:
                 self._close(name)
         self._miss(name)
@@ -247,7 +254,7 @@ class SeveralSource:
         return several_offset(offsets)
 
     def _backlog(self, name: str, at: OffsetJson) -> Backlog | None:
-        return self._ask(name, lambda source: source.backlog(at))
+        return self._ask(name, lambda source: source.backlog(at), at)
 
     def _wait(self, positions: Mapping[str, OffsetJson]) -> None:
         """Until a stream has news, but not for long. It also starts to watch the heads, which are
@@ -321,7 +328,7 @@ class SeveralSource:
     def _plan(
         self, name: str, start: OffsetJson, end: OffsetJson, limits: PlanLimits
     ) -> Sequence[Part]:
-        return self._ask(name, lambda source: source.plan(start, end, limits)) or ()
+        return self._ask(name, lambda source: source.plan(start, end, limits), end) or ()
 
     def forget(self, end: CheckpointOffset) -> None:
         for name, offset in (offsets_by_stream(end) or {}).items():

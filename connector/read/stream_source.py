@@ -303,7 +303,9 @@ class StreamSource:
 
     def _handle_recreated(self, lost: str) -> None:
         """Warn once that the stream was made again, or raise DataLossError; ``lost`` went with the
-        former stream."""
+        former stream. Raises NoSuchStreamError if it is ours that is gone, as where the server that
+        answered at the start lags: with the new stream the position fits."""
+        self._stream.refresh(latest=True)
         subject = self._options.subject
         if self._options.fail_on_data_loss:
             raise recreated_error(subject, lost)

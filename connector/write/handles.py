@@ -1,7 +1,7 @@
 """Opens the streams that the tasks of a write wrote to, for its commit, and gives up handles that
-fail for good.
+fail for good, in tasks too.
 
-Runs in the commit process beside Spark's driver. A process that Spark has just made has no handle,
+The commit runs in a process beside Spark's driver. One that Spark has just made has no handle,
 nor a connection, and looks both up in the middle of a query that runs.
 """
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from spark_ledger.stream.blocking import Stream
 
 P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class _Writer(Protocol):
@@ -31,16 +32,16 @@ W = TypeVar("W", bound=_Writer)
 
 
 def starts_anew_if_restored(
-    commit: Callable[Concatenate[W, P], None],
-) -> Callable[Concatenate[W, P], None]:
-    """A method decorator: a commit that finds that ZooKeeper was restored fails, and so does each
-    later one with the same handles (rule T5). Spark uses the process again: so the connection is
-    given up with them, and the next commit begins with what is there."""
+    work: Callable[Concatenate[W, P], R],
+) -> Callable[Concatenate[W, P], R]:
+    """A method decorator: a task or commit that finds that ZooKeeper was restored fails, and so
+    does each later one with the same handles (rules T5 and T8). Spark uses the process again: so
+    the connection is given up with them, and the next one begins with what is there."""
 
-    @functools.wraps(commit)
-    def call(self: W, /, *given: P.args, **named: P.kwargs) -> None:
+    @functools.wraps(work)
+    def call(self: W, /, *given: P.args, **named: P.kwargs) -> R:
         try:
-            commit(self, *given, **named)
+            return work(self, *given, **named)
         except MetadataRestoredError:
             sessions.discard(self._options.connection)
             raise

@@ -87,6 +87,7 @@ class RoutedBatchWriter(DataSourceArrowWriter):
         self._route = route_of(options, schema)
 
     # The override is DataSourceArrowWriter's own: batches instead of rows.
+    @starts_anew_if_restored
     def write(  # type: ignore[override]
         self, iterator: Iterator[pa.RecordBatch]
     ) -> TaskRouted:
@@ -170,6 +171,7 @@ class RoutedStreamWriter(DataSourceStreamArrowWriter):
         self._route = route_of(options, schema)
 
     # The override is DataSourceStreamArrowWriter's own: batches instead of rows.
+    @starts_anew_if_restored
     def write(  # type: ignore[override]
         self, iterator: Iterator[pa.RecordBatch]
     ) -> TaskRouted:

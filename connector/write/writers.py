@@ -109,6 +109,7 @@ class LedgerBatchWriter(DataSourceArrowWriter):
         return sessions.stream(options.connection, options.stream, self._stream_id)
 
     # The override is DataSourceArrowWriter's own: batches instead of rows.
+    @starts_anew_if_restored
     def write(  # type: ignore[override]
         self, iterator: Iterator[pa.RecordBatch]
     ) -> TaskWritten:
@@ -204,6 +205,7 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):
         return {**self.__dict__, "_schema": StructType()}  # which has done its work
 
     # The override is DataSourceStreamArrowWriter's own: batches instead of rows.
+    @starts_anew_if_restored
     def write(  # type: ignore[override]
         self, iterator: Iterator[pa.RecordBatch]
     ) -> TaskWritten:

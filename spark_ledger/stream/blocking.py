@@ -204,9 +204,9 @@ class Stream:
         """The newest schema known (``pyarrow.Schema``), in stored types."""
         return self._stream.schema
 
-    def refresh(self) -> StreamConfig:
-        """Read the configuration again. Raises NoSuchStreamError."""
-        return self._call(self._stream.refresh())
+    def refresh(self, *, latest: bool = False) -> StreamConfig:
+        """Read the configuration again (``latest``: no older one). Raises NoSuchStreamError."""
+        return self._call(self._stream.refresh(latest=latest))
 
     # -- appending ---------------------------------------------------------------------------------
 

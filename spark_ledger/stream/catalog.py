@@ -182,9 +182,11 @@ class StreamCatalog:
             return None
 
     async def open(self, name: str) -> Stream:
-        """Open a stream. Raises NoSuchStreamError."""
+        """Open a stream. Raises NoSuchStreamError if the newest metadata have none of the name."""
         nodes = StreamNodes(self._store, name)
-        config = await nodes.config()
+        config = await self._existing(nodes)
+        if config is None or config.value.deleted:  # or our server lags (rule T7)
+            config = await nodes.config(latest=True)
         if config.value.deleted:
             raise nodes.no_such_stream()
         return Stream(self._ledgers, nodes, config)

@@ -90,13 +90,16 @@ class SchemaRegistry:
             await self.refresh()
         return self._config
 
-    async def refresh(self) -> StreamConfig:
-        """Read the configuration again. Raises NoSuchStreamError if the stream was deleted, also
-        if another stream has its name now (rule T7), and MetadataRestoredError if it has not the
-        schemas that this process has used."""
+    async def refresh(self, *, latest: bool = False) -> StreamConfig:
+        """Read the configuration again; ``latest``: none older than this call.
+
+        Raises NoSuchStreamError if the stream was deleted, also if another stream has its name now
+        (rule T7), and MetadataRestoredError if it has not the schemas that this process has used.
+        """
         while True:
             reading, is_new = OneConnection(self._nodes.store), self._reading.has_ended
-            found = await self._nodes.config(latest=is_new)  # an older one would look restored
+            # Over a new connection an older one would look restored.
+            found = await self._nodes.config(latest=latest or is_new)
             if not reading.has_ended:
                 break
         if found.value.deleted or found.value.stream_id != self.config.stream_id:
@@ -151,8 +154,11 @@ class SchemaRegistry:
         columns that the data lack are null. ``merge`` as a schema says what the new columns are.
         ``pending`` are the new versions that the same micro-batch has needed before.
 
-        Raises SchemaMismatchError that names the field.
+        Raises SchemaMismatchError that names the field, and as ``of_now``.
         """
+        # Whoever commits the rows may be another process, which cannot tell that this one has
+        # another list (rule T8).
+        await self.of_now()
         last, base = self._last, self._base(pending)
         if last is not None and last.is_for(schema, merge, base):
             return last.fit

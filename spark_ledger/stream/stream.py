@@ -94,9 +94,9 @@ class Stream:
         """The newest schema known (``pyarrow.Schema``), in stored types."""
         return self.config.schema
 
-    async def refresh(self) -> StreamConfig:
-        """Read the configuration again. Raises NoSuchStreamError."""
-        return await self._schemas.refresh()
+    async def refresh(self, *, latest: bool = False) -> StreamConfig:
+        """Read the configuration again (``latest``: no older one). Raises NoSuchStreamError."""
+        return await self._schemas.refresh(latest=latest)
 
     async def close(self) -> None:
         """Stop watching, and close the ledgers that ``append`` uses. Idempotent."""

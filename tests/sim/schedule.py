@@ -108,6 +108,9 @@ def run_schedule(seed: int, options: dict[str, Any] | None = None) -> Outcome:
     )
 
 
+_HEARS_S: Final = 2.0
+"""Within so long all that works with a connection has met its end."""
+
 _ATTEMPTS: Final = 4
 """How often the judge tries to recover and to read a ledger."""
 
@@ -313,6 +316,12 @@ class _Run:
             )
         if not all(client.is_done for client in closed):
             world.violate("I13", "hangs", f"closing does not end: {self._who_waits()} not done")
+        with suppress(Deadlock):  # a stream's sealing may be about to hear of it
+            world.loop.run(
+                lambda: not any(world.loop.tasks_of(client.process) for client in closed),
+                until_s=world.loop.now + _HEARS_S,
+                callbacks_max=world.loop.callbacks + _CALLBACKS_MAX,
+            )
         for client in closed:
             left = [str(task.get_coro()) for task in world.loop.tasks_of(client.process)]
             if left:

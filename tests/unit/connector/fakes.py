@@ -54,6 +54,10 @@ class FakeStream:
         self.heads = 0
         self.waits = 0
 
+    def refresh(self, *, latest: bool = False) -> SimpleNamespace:
+        assert latest, "who thinks that it was made again believes the newest metadata only"
+        return self.config
+
     def grow(self, *entry_rows: tuple[int, ...], time_ms: int = 0) -> None:
         """One commit with a segment for each tuple of entry rows."""
         first = self._head.next_segment

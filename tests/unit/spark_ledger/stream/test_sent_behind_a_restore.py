@@ -206,7 +206,9 @@ def test_holds_that_were_read_before_a_restore_are_not_written_behind_it(
 
 
 @pytest.mark.parametrize("theirs", ["theirs", None])
-@pytest.mark.parametrize("what", ["append", "append and grow", "merge_schema"])
+@pytest.mark.parametrize(
+    "what", ["append", "append and grow", "merge_schema", "write", "write before and commit"]
+)
 def test_columns_that_a_restore_has_lost_are_not_taken_for_those_of_their_number(
     what: str, theirs: str | None
 ) -> None:
@@ -217,18 +219,28 @@ def test_columns_that_a_restore_has_lost_are_not_taken_for_those_of_their_number
         await (await StreamCatalog(ledgers).create("a", SCHEMA)).append(table(0))
         connected, streams = another(ledgers)
         mine = await streams.open("a")
+        writer = mine.writer()
+        await writer.write(table(8))
+        await writer.finish()  # its ledger is in the backup
         backup = Backup(ledgers)
         lost = pa.schema([*SCHEMA, pa.field("mine", pa.int64())])
         await mine.merge_schema(lost)
+        data = table(2).append_column("mine", pa.array([7]))
+        if what == "write before and commit":
+            await writer.write(data)
+        segments = await writer.finish()
         backup.restore(connected)
         if theirs is not None:
             other = await another(ledgers)[1].open("a")
             await other.merge_schema(pa.schema([*SCHEMA, pa.field(theirs, pa.int64())]))
             await other.append(table(1).append_column(theirs, pa.array([77])))
-        data = table(2).append_column("mine", pa.array([7]))
         with pytest.raises(MetadataRestoredError, match="has not the columns"):
             if what == "append":
                 await mine.append(data)
+            elif what == "write":  # who commits it may be another process
+                await writer.write(data)
+            elif segments:
+                await mine.commit_segments(segments)
             elif what == "merge_schema":
                 await mine.merge_schema(pa.schema([*lost, pa.field("more", pa.int64())]))
             else:

@@ -319,7 +319,8 @@ def test_pack_is_not_made_of_a_stream_that_is_being_deleted(
         catalog = StreamCatalog(ledgers)
         await stream.retention.allow_packs()
         await catalog._mark_deleted(stream._nodes)
-        stream._schemas.refresh = lambda: asyncio.sleep(0, stream.config)  # type: ignore[method-assign]
+        before = stream.config
+        monkeypatch.setattr(stream._schemas, "refresh", lambda: asyncio.sleep(0, before))
         with pytest.raises(Exception, match="keep changing"):
             await optimize(stream)
         assert not packs_of(ledgers).packs

@@ -1,0 +1,221 @@
+"""A metadata server that lags: a stream that it does not know yet is no deleted one."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from connector import sessions
+from connector.read.readers import LedgerStreamReader
+from connector.read.task import read_partition
+from connector.write.prepare import prepare_stream
+from spark_ledger.errors import NoSuchStreamError
+from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
+from spark_ledger.stream.blocking import Stream, StreamConnection
+from spark_ledger.types import Versioned
+from tests.unit.connector.read.test_several import Query, soon
+from tests.unit.connector.world import (
+    ROWS,
+    Cluster,
+    cluster,
+    copied,
+    table,
+    to_read,
+    to_write,
+    values,
+)
+from tests.unit.connector.write.test_beside_deletions import delete_in_part
+
+__all__ = ["cluster", "soon"]
+
+
+def nodes_of_now(tree: MemoryTree) -> MemoryTree:
+    known = MemoryTree()
+    known._nodes = dict(tree._nodes)
+    known._children = {path: set(names) for path, names in tree._children.items()}
+    return known
+
+
+class Lag:
+    """Processes of Spark that begin now connect to a server that knows the nodes of some earlier
+    time, until it is asked for the latest."""
+
+    def __init__(self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._cluster = cluster
+        self._monkeypatch = monkeypatch
+        self.asked: list[str] = []
+
+    def keep(self) -> None:
+        """This is what the server will know."""
+        self._known = nodes_of_now(self._cluster._tree)
+
+    def begin(self) -> None:
+        self._cluster.restart()
+        self._monkeypatch.setattr(StreamConnection, "connect", self._connect)
+
+    def _connect(self, uri: str, **settings: object) -> StreamConnection:
+        made = self._cluster.connect(uri, **settings)
+        store = made._client.store
+        assert isinstance(store, MemoryMetadataStore)
+        behind = [MemoryMetadataStore(nodes_of_now(self._known))]
+
+        def lagging(name: str) -> Callable[[str], Awaitable[Any]]:
+            newest = getattr(store, name)
+
+            async def read(path: str) -> Any:
+                return await (getattr(behind[0], name) if behind else newest)(path)
+
+            return read
+
+        async def get_latest(path: str) -> Versioned[bytes]:
+            self.asked.append(path)
+            behind.clear()
+            return await MemoryMetadataStore.get_latest(store, path)
+
+        for name in ("get", "children", "listing"):
+            setattr(store, name, lagging(name))
+        store.get_latest = get_latest  # type: ignore[method-assign]
+        return made
+
+
+@pytest.fixture
+def lag(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Lag:
+    return Lag(cluster, monkeypatch)
+
+
+def nothing(cluster: Cluster, _: pytest.MonkeyPatch) -> None:
+    assert not cluster.outside.list_streams()
+
+
+def former(cluster: Cluster, _: pytest.MonkeyPatch) -> None:
+    cluster.create(9)
+
+
+def former_that_goes(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster.create(9)
+    delete_in_part(cluster, monkeypatch)
+
+
+def created(cluster: Cluster, *rows: int) -> Stream:
+    """The stream, made again if there was one."""
+    with suppress(NoSuchStreamError):
+        cluster.outside.delete_stream("s")
+    return cluster.create(*rows)
+
+
+KNOWN = pytest.mark.parametrize("known", [nothing, former, former_that_goes])
+"""What the server knows of the name."""
+
+
+@KNOWN
+@pytest.mark.parametrize("loss", ["true", "false"])
+def test_task_reads_the_rows_of_a_stream_that_its_server_does_not_know_yet(
+    cluster: Cluster,
+    lag: Lag,
+    monkeypatch: pytest.MonkeyPatch,
+    known: Callable[[Cluster, pytest.MonkeyPatch], None],
+    loss: str,
+) -> None:
+    """Its micro-batch would be committed without them, or the query be told to start anew."""
+    known(cluster, monkeypatch)
+    lag.keep()
+    created(cluster, 1, 2, 3)
+    options = to_read(failOnDataLoss=loss)
+    reader = LedgerStreamReader(options, ROWS)
+    start = reader.initialOffset()
+    partitions = reader.partitions(start, reader.latestOffset(start, reader.getDefaultReadLimit()))
+    lag.begin()
+    found = [read_partition(options, ROWS, part) for part in copied(partitions)]
+    assert [row for batches in found for row in values(batches)] == [1, 2, 3]
+    assert len(lag.asked) == 1
+
+
+def test_driver_that_starts_again_at_a_server_that_knows_the_former_stream_leaves_no_row_out(
+    cluster: Cluster, lag: Lag
+) -> None:
+    """Its micro-batch would be planned without rows, and the checkpoint go on behind them."""
+    cluster.create(9)
+    lag.keep()
+    created(cluster, 1, 2, 3)
+    options = to_read(failOnDataLoss="false")
+    reader = LedgerStreamReader(options, ROWS)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, reader.getDefaultReadLimit())
+    lag.begin()
+    again = LedgerStreamReader(options, ROWS)
+    partitions = again.partitions(start, end)
+    found = [read_partition(options, ROWS, part) for part in copied(partitions)]
+    assert [row for batches in found for row in values(batches)] == [1, 2, 3]
+
+
+@KNOWN
+def test_task_writes_to_a_stream_that_its_server_does_not_know_yet(
+    cluster: Cluster,
+    lag: Lag,
+    monkeypatch: pytest.MonkeyPatch,
+    known: Callable[[Cluster, pytest.MonkeyPatch], None],
+) -> None:
+    known(cluster, monkeypatch)
+    lag.keep()
+    stream = created(cluster)
+    lag.begin()
+    options, stream_id = to_write(), stream.config.stream_id
+    writer = sessions.segment_writer(
+        options.connection, "s", stream_id, compression=None, entry_bytes=None
+    )
+    writer.write(table(1))
+    stream.commit_segments(writer.finish())
+    assert cluster.rows() == [1]
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_task_is_told_of_a_deletion_by_the_newest(cluster: Cluster, lag: Lag, again: bool) -> None:
+    """The server knows the stream that is gone, and its rows are read as long as it does."""
+    stream_id = cluster.create(1).config.stream_id
+    lag.keep()
+    cluster.outside.delete_stream("s")
+    if again:
+        cluster.create(2)
+    lag.begin()
+    options = to_read().connection
+    assert sessions.present_stream(options, "s", stream_id).config.stream_id == stream_id
+    assert not lag.asked
+    with pytest.raises(NoSuchStreamError):
+        sessions.present_stream(options, "s", "another")
+    with pytest.raises(NoSuchStreamError):
+        sessions.present_stream(options, "s", stream_id)
+
+
+def test_write_does_not_make_a_stream_that_its_server_does_not_know_yet(
+    cluster: Cluster, lag: Lag
+) -> None:
+    lag.keep()
+    stream_id = cluster.create(1).config.stream_id
+    lag.begin()
+    assert prepare_stream(to_write(createStream="false"), ROWS) == stream_id
+
+
+@pytest.mark.parametrize("how", [{}, {"streamPattern": "[ab]"}])
+@pytest.mark.parametrize("loss", ["true", "false"])
+@pytest.mark.parametrize("is_again", [True, False])
+def test_query_of_several_is_planned_and_goes_on_beside_a_server_that_lags(
+    cluster: Cluster, lag: Lag, loss: str, how: dict[str, str], is_again: bool
+) -> None:
+    """Else its micro-batch lacks the rows of a stream, or the stream joins once more, and all of
+    its rows come twice."""
+    cluster.create(1, name="a")
+    if is_again:
+        cluster.create(8, 9, name="b")
+    lag.keep()
+    cluster.create(10, name="b")
+    query = Query(failOnDataLoss=loss, **how)
+    start, rows = query.at, {"a": [1], "b": [10]}
+    assert query.trigger() == rows
+    lag.begin()
+    assert query.planned(start, query.at) == rows
+    cluster.stream("b").append(table(20))
+    lag.begin()
+    assert Query(query.at, failOnDataLoss=loss, **how).rest() == {"b": [20]}
