@@ -248,8 +248,8 @@ def _with_later_options(options: Options, seed: int) -> Options:
     stream = options.stream
     pairs = random.Random(f"restores with two streams 1 {seed}")
     if pairs.random() < 0.3 and options.together and stream is not None:
-        # Alone: of others nobody counts what they lose. With one copy that is acknowledged, rows are
-        # lost with an ensemble change that the backup has not, though they are committed behind it.
+        # Alone: of others nobody counts what they lose. With one acknowledged copy, rows are lost
+        # with an ensemble change that the backup lacks, though they are committed behind it.
         stream = msgspec.structs.replace(
             stream, quorums=(3, 3, 2), sinks=0, rivals=0, appends=0, readers=0
         )
