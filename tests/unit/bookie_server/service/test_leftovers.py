@@ -108,8 +108,11 @@ async def test_loop_that_has_stood_still_first_hears_what_was_read_meanwhile() -
         patch.setattr(calls, "BOOKIE_LEFTOVERS_OF_ONE_MAX", 3)
         patch.setattr(calls, "BOOKIE_LEFTOVER_OF_MANY_S", 0.05)
         read = answered(leftovers, 5, 0.02)
+        for task in read:
+            task.set_name("one")
         await asyncio.sleep(0.01)
         read += answered(leftovers, 1, 0.02)  # its turn is before it is known that they ended
+        read[-1].set_name("one")
         time.sleep(0.1)
         await asyncio.gather(*read)
         await until(lambda: not leftovers._doubted and not leftovers._calls)
