@@ -254,7 +254,8 @@ class Segment:
 
     ``statistics`` None: nothing is known of its times and keys (rule T28).
 
-    ``incarnation`` is that of its ledger, until it is in a commit; empty: nobody said.
+    Until it is in a commit, ``incarnation`` is that of its ledger, and ``written_in`` what its
+    writer knows as ``schema_version``, if that is above 0 (rule T8); empty or None: nobody said.
     """
 
     number: int
@@ -269,6 +270,7 @@ class Segment:
     new_schema: pa.Schema | None = None
     statistics: Statistics | None = None
     incarnation: bytes = field(default=b"", compare=False, repr=False)
+    written_in: pa.Schema | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         reason = segment_error(
