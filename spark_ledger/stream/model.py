@@ -245,8 +245,7 @@ class Segment:
     """Entries ``first_entry`` .. ``last_entry`` of one ledger: segment ``number`` of the stream.
 
     ``size_bytes`` counts payload bytes. ``entry_rows`` is the number of rows of each entry. All
-    entries have one schema version (rule T8). A segment that is in no commit yet has the number
-    ``UNPLACED``.
+    entries have one schema version (rule T8). In no commit yet, it has the number ``UNPLACED``.
 
     ``new_schema`` is the schema of its entries while the stream may lack it, and then
     ``schema_version`` is what its writer expects. The commit gives it its version; if that is
