@@ -168,6 +168,7 @@ class Leftovers:
         self._hang_up = hang_up
         self._calls: dict[Call, tuple[float, str]] = {}  # since when, whose; the oldest first
         self._of: dict[str, dict[Call, float]] = {}  # the same by connection
+        self._doubted: set[str] = set()  # connections that are looked at again in a moment
         self._timer: asyncio.TimerHandle | None = None
 
     def handler_ended(self, connection: str) -> None:
@@ -176,18 +177,29 @@ class Leftovers:
         if call in self._calls:
             return
         loop = asyncio.get_running_loop()
-        now = loop.time()
-        self._calls[call] = now, connection
-        own = self._of.setdefault(connection, {})
-        own[call] = now
+        self._calls[call] = loop.time(), connection
+        self._of.setdefault(connection, {})[call] = loop.time()
         call.add_done_callback(self._forget)
-        had_time = now - next(iter(own.values())) >= BOOKIE_LEFTOVER_OF_MANY_S
-        if had_time and len(own) > BOOKIE_LEFTOVERS_OF_ONE_MAX:
-            self._hang_up(connection, Why.UNREAD)
+        if self._leaves_many(connection) and connection not in self._doubted:
+            # Once more, a turn later: if the loop has stood still it has not heard what was read.
+            self._doubted.add(connection)
+            loop.call_later(_LOOK_AGAIN_S, self._look_at, connection)
         if len(self._calls) > BOOKIE_LEFTOVERS_AT_ONCE_MAX:
             self._cut_oldest()
         if len(self._calls) > BOOKIE_LEFTOVERS_MAX and self._timer is None:
             self._timer = loop.call_later(BOOKIE_LEFTOVER_S, self._look)
+
+    def _leaves_many(self, connection: str) -> bool:
+        own = self._of.get(connection, {})
+        if len(own) <= BOOKIE_LEFTOVERS_OF_ONE_MAX:
+            return False
+        waits_s = asyncio.get_running_loop().time() - next(iter(own.values()))
+        return waits_s >= BOOKIE_LEFTOVER_OF_MANY_S
+
+    def _look_at(self, connection: str) -> None:
+        self._doubted.discard(connection)
+        if self._leaves_many(connection):
+            self._hang_up(connection, Why.UNREAD)
 
     def _look(self) -> None:
         """Cut those that had time enough, some at a time, for as long as there are too many."""

@@ -96,8 +96,8 @@ class Copier:
         for source in hung.last(named):
             if source == sink.target:
                 continue
-            if position > began and source in hung:
-                return position  # the others may bring what follows
+            if source in hung and (position > began or (is_busy and await busy.pause())):
+                return position  # the others may bring what follows, or are busy for a moment
             is_whole = position == lane.first
             position, ended = await self._copy_from(source, lane, position, sink)
             if position > lane.last_entry:

@@ -144,7 +144,6 @@ async def requests_byte_by_byte(target: Target) -> None:
                 break
             await asyncio.sleep(0.2)
         await connection.close()
-        target.connections.remove(connection)
 
     await again_and_again(turn, side_by_side=500)
 
@@ -217,7 +216,6 @@ async def idle_connections_at_the_cap(target: Target) -> None:
         connection = await target.connect()
         while not connection.closed:
             await asyncio.sleep(1.0)
-        target.connections.remove(connection)
 
     await again_and_again(turn, side_by_side=3_000)
 

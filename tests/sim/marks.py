@@ -104,7 +104,8 @@ class Marks:
             versions = self._versions.get(ledger_id, ())
             possible = {_copies(version, bookies) for version in versions}
             # A mark of holes (no bookie is lost) goes by what bookies hold, not by the metadata.
-            is_known = bool(possible) and not self._world.options.restores  # which it was not told
+            # What a backup says of a ledger it was not told.
+            is_known = bool(possible) and not self._world.faults["metadata restored"]
             if before is None and bookies and is_known and copies not in possible:
                 text = (
                     f"ledger {ledger_id} without {', '.join(sorted(bookies))} has "

@@ -129,9 +129,8 @@ class DirectorySpace:
                 in_use.add(self._writer.log_id)
             found = [each for each in self._entry_logs() if each not in in_use]
             found += map(run_log_id, self._covered_run_log_files())
-            repaired = (
-                self._lacking.take_repaired()
-            )  # behind a damaged index any log may have been one of them
+            # Behind a damaged index any log may have been one of them.
+            repaired = self._lacking.take_repaired()
             self.damaged &= set() if NO_LOG in repaired else uses.keys() - repaired
             self._tell_missing(uses, in_use)
         awaited = self._lacking.logs()  # after the index: rows go behind the note of what lacks

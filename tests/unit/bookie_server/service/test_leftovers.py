@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -98,6 +99,28 @@ async def test_connection_with_many_unread_answers_ends_once_the_oldest_had_its_
             task.cancel()
         await until(lambda: not leftovers._calls)
         assert not leftovers._of
+
+
+def test_loop_that_has_stood_still_first_hears_what_was_read_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In real time, as virtual time does not go on while a loop stands still."""
+    monkeypatch.setattr(calls, "BOOKIE_LEFTOVERS_OF_ONE_MAX", 3)
+    monkeypatch.setattr(calls, "BOOKIE_LEFTOVER_OF_MANY_S", 0.05)
+    leftovers = Leftovers(nobody)
+
+    async def main() -> None:
+        read = answered(leftovers, 5, 0.02)
+        for task in read:
+            task.set_name("one")
+        await asyncio.sleep(0.01)
+        read += answered(leftovers, 1, 0.02)  # its turn is before it is known that they ended
+        read[-1].set_name("one")
+        time.sleep(0.1)
+        await asyncio.gather(*read)
+        await until(lambda: not leftovers._doubted and not leftovers._calls)
+
+    asyncio.run(main())
 
 
 def test_all_calls_that_kinds_admit_may_end_together() -> None:

@@ -119,6 +119,38 @@ def test_lost_bookie_that_answers_is_asked_before_one_that_hung(
     run_virtually(test, bookies=4)
 
 
+def test_sources_that_are_busy_for_a_moment_are_waited_for_before_one_that_hung_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Repair of many ledgers is what makes them busy."""
+
+    async def test(world: World) -> None:
+        made, hanging = await copying_beside(world, monkeypatch)
+        transport, refusals = made.client.context.transport, 0
+        read = transport.read
+
+        async def busy_first(
+            bookie_id: BookieId, ledger_id: LedgerId, first: EntryId, last: EntryId, **how: Any
+        ) -> AsyncGenerator[ReadChunk, None]:
+            nonlocal refusals
+            if bookie_id != hanging.bookie_id and refusals > 0:
+                refusals -= 1
+                yield ReadChunk(BookieStatus.TOO_MANY_REQUESTS, None, first, "busy")
+                return
+            async with aclosing(read(bookie_id, ledger_id, first, last, **how)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+
+        monkeypatch.setattr(transport, "read", busy_first)
+        for _ in range(3):
+            await made.to(Target([OK] * 20))
+            next_ledger(made)
+            refusals = 2  # the other member, and the lost one
+        assert hanging.asked["read"] == 1 and made.counts["entries"] == 60
+
+    run_virtually(test, bookies=4)
+
+
 @pytest.mark.parametrize("is_member", [True, False])
 def test_entry_that_nobody_has_but_who_hung_is_copied_from_there(*, is_member: bool) -> None:
     """It comes last, and is never left out."""

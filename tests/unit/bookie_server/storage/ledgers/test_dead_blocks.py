@@ -9,7 +9,7 @@ import pytest
 
 from bookie_server.storage.blocks import HEADER_BYTES
 from bookie_server.storage.fs.memory_fs import MemoryFile
-from bookie_server.storage.index.base import BlockLocation, LogUse
+from bookie_server.storage.index.base import BlockLocation, LogUse, run_log_id
 from bookie_server.storage.ledgers import dead_blocks, directory_store
 from bookie_server.storage.ledgers.dead_blocks import DeadBlocks, hole_in
 from bookie_server.storage.records import RECORD_HEADER_BYTES
@@ -77,6 +77,18 @@ def test_dead_blocks_are_given_back_without_a_copy(machine: Machine) -> None:
     compact(again, full=False)
     assert taken_bytes(again) <= before - given_back(machine), "a start sees the holes"
     assert copied(again) == 0
+
+
+def test_dead_blocks_of_a_log_that_is_removed_are_listed_no_more(machine: Machine) -> None:
+    """The list has a bound: full of logs that are gone, it had no room for those that are there."""
+    delete(machine, 2, 4, 6, 8)
+    dead = machine.bookie._storage._stores[0].space._dead
+    before = set(logs(machine)[1])
+    compact(machine, full=False)
+    gone = before - set(logs(machine)[1])
+    assert gone and given_back(machine) == 0, "they were removed as a whole"
+    assert not set(map(run_log_id, gone)) & dead._by_log.keys()
+    assert dead._count == sum(len(holes) for holes in dead._by_log.values()) // 2
 
 
 def test_blocks_behind_holes_are_found_by_a_copy(machine: Machine) -> None:
