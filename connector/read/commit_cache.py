@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from spark_ledger.client.caches import watch_cache
 from spark_ledger.limits.connector import COMMITS_CACHED_BYTES_MAX
-from spark_ledger.stream.model import Commit, Segment
+from spark_ledger.stream.model import Commit, Head, Segment
+from spark_ledger.types import Dlsn
 
 if TYPE_CHECKING:
     from spark_ledger.stream.blocking import Stream
@@ -70,6 +71,19 @@ class CommitCache:
             for segment in commit.segments
             if first_segment <= segment.number < end_segment
         ]
+
+    def canonical(self, position: Dlsn, head: Head) -> Dlsn:
+        """The one spelling of a position: the end of an entry is the start of the next entry, the
+        end of a segment that of the next segment."""
+        if position.segment >= head.next_segment or position < head.earliest:
+            return position
+        (segment,) = self.segments(position.segment, position.segment + 1)
+        entry, slot = position.entry, position.slot
+        if entry < segment.entries and slot >= segment.entry_rows[entry]:
+            entry, slot = entry + 1, 0
+        if entry >= segment.entries:
+            return Dlsn(position.segment + 1)
+        return Dlsn(position.segment, entry, slot)
 
     def known(self, segment: int) -> Commit | None:
         """The commit that holds a segment, if it was fetched and is kept."""

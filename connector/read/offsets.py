@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias, cast
 
-from spark_ledger.errors import ConfigurationError, DataLossError
+from spark_ledger.errors import ConfigurationError, DataLossError, NoSuchStreamError
 from spark_ledger.types import Dlsn, EntryId, LedgerId
 
 OffsetJson: TypeAlias = dict[str, int | str | dict[str, int]]
@@ -138,6 +138,11 @@ def offsets_by_stream(offset: CheckpointOffset) -> dict[str, OffsetJson] | None:
     for each in streams.values():
         stream_position(each)
     return {name: dict(each) for name, each in streams.items()}
+
+
+class FormerStreamError(NoSuchStreamError):
+    """What was opened is a former stream, by a server that lagged. The position may be one of the
+    stream that has the name now: that is known once it is opened."""
 
 
 def recreated_message(subject: str, lost: str) -> str:

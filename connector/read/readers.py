@@ -25,7 +25,7 @@ from pyspark.sql.types import StructType
 from connector import sessions
 from connector.garbage import set_aside
 from connector.options import ReadOptions
-from connector.read.offsets import AnyOffset, recreated_error
+from connector.read.offsets import AnyOffset, FormerStreamError, recreated_error
 from connector.read.source import Source, check_schema, open_source
 from connector.read.watched import read_watched
 from connector.retry import retry_transient
@@ -122,18 +122,20 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return open_source(self._options, self._schema)
 
     def _ask(self, question: Callable[[Source], T], what: str) -> T:
-        """The source's answer. If its stream was deleted, the answer of the stream that has the
-        name now."""
+        """The source's answer. If its stream was deleted, or was so before this process opened it,
+        the answer of the stream that has the name now."""
         operation, source = f"{self._options.subject}: {what}", self._source
         try:
             return retry_transient(lambda: question(source), operation)
-        except NoSuchStreamError:
+        except NoSuchStreamError as error:
             self._opened = None
-        source = retry_transient(self._source_of_new_stream, operation)
+            may_fit = isinstance(error, FormerStreamError)
+        source = retry_transient(lambda: self._source_of_new_stream(may_fit=may_fit), operation)
         return retry_transient(lambda: question(source), operation)
 
-    def _source_of_new_stream(self) -> Source:
+    def _source_of_new_stream(self, *, may_fit: bool) -> Source:
         """The source of the stream that has the name now, if the query may go on with it.
+        ``may_fit``: the query's position may be one of that stream, which it tells itself.
 
         Raises DataLossError if it may not, RetryableError if there is no such stream yet.
         """
@@ -147,7 +149,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     "failOnDataLoss=false it goes on with a new stream of that name"
                 ) from error
             raise RetryableError(f"{subject} was deleted, and there is no new one yet") from error
-        if self._options.fail_on_data_loss:
+        if self._options.fail_on_data_loss and not may_fit:
             raise recreated_error(subject, "the position of the query")
         source = self._source
         if self._is_pinned:

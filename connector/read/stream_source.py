@@ -19,6 +19,7 @@ from connector.read.lag import NO_LAG, Lag, stream_lag, with_lag
 from connector.read.last_read import LastRead
 from connector.read.offsets import (
     CheckpointOffset,
+    FormerStreamError,
     OffsetJson,
     last_segment,
     named_start,
@@ -33,7 +34,7 @@ from connector.read.partitions import StreamPartition, StreamSpan
 from connector.read.planner import Backlog, has_rows, trigger_end
 from connector.retry import RetryBudget
 from connector.schema import spark_type_name
-from spark_ledger.errors import ConfigurationError, DataLossError
+from spark_ledger.errors import ConfigurationError, DataLossError, NoSuchStreamError
 from spark_ledger.limits.connector import (
     METADATA_LAG_S,
     POLL_WAIT_S,
@@ -96,6 +97,8 @@ class StreamSource:
 
     def initial_offset(self, *, is_kept: bool = True) -> OffsetJson:
         if self._initial_offset is None:
+            if is_kept:
+                self._see_that_it_is_there()
             head = self._stream.head()
             position = self._start(head)
             last = self._last_read.before_start(position, head) if is_kept else None
@@ -156,7 +159,7 @@ class StreamSource:
             return self._position_of(options.start_transaction)
         if isinstance(options.start, PositionJson):
             position = self._option_position(options.start, "startingPosition", head)
-            return self._canonical(self._readable(head, position, "startingPosition"), head)
+            return self._commits.canonical(self._readable(head, position, "startingPosition"), head)
         return head.earliest if options.start == "earliest" else head.end
 
     def final_offset(self) -> OffsetJson:
@@ -169,7 +172,7 @@ class StreamSource:
                 end = self._stream.position_at_timestamp(options.end_timestamp_ms)
         elif isinstance(options.end, PositionJson):
             given = self._option_position(options.end, "endingPosition", head)
-            end = self._canonical(given, head)
+            end = self._commits.canonical(given, head)
             if end > head.end:
                 raise self._after_head(given, head, "endingPosition")
             if isinstance(options.start, PositionJson) and end < self._start():
@@ -204,19 +207,6 @@ class StreamSource:
             )
         position = self._stream.position_of(wanted.sink, wanted.transaction)
         return self._stream.head().end if position is None else position
-
-    def _canonical(self, position: Dlsn, head: Head) -> Dlsn:
-        """The one spelling of a position: the end of an entry is the start of the next entry, the
-        end of a segment that of the next segment."""
-        if position.segment >= head.next_segment or position < head.earliest:
-            return position
-        (segment,) = self._commits.segments(position.segment, position.segment + 1)
-        entry, slot = position.entry, position.slot
-        if entry < segment.entries and slot >= segment.entry_rows[entry]:
-            entry, slot = entry + 1, 0
-        if entry >= segment.entries:
-            return Dlsn(position.segment + 1)
-        return Dlsn(position.segment, entry, slot)
 
     def _readable(self, head: Head, position: Dlsn, what: str) -> Dlsn:
         """The position; or the earliest one if its rows are gone and failOnDataLoss is false.
@@ -303,9 +293,8 @@ class StreamSource:
 
     def _handle_recreated(self, lost: str) -> None:
         """Warn once that the stream was made again, or raise DataLossError; ``lost`` went with the
-        former stream. Raises NoSuchStreamError if it is ours that is gone, as where the server that
-        answered at the start lags: with the new stream the position fits."""
-        self._stream.refresh(latest=True)
+        former stream. Raises FormerStreamError if it is ours that is gone."""
+        self._see_that_it_is_there()
         subject = self._options.subject
         if self._options.fail_on_data_loss:
             raise recreated_error(subject, lost)
@@ -316,6 +305,14 @@ class StreamSource:
                 "failOnDataLoss=false",
                 recreated_message(subject, lost),
             )
+
+    def _see_that_it_is_there(self) -> None:
+        """By the newest metadata: the server that answered when it was opened may lag (rule T7).
+        Raises FormerStreamError."""
+        try:
+            self._stream.refresh(latest=True)
+        except NoSuchStreamError as error:
+            raise FormerStreamError(str(error)) from error
 
     # -- triggers ----------------------------------------------------------------------------------
 

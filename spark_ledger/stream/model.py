@@ -245,8 +245,7 @@ class Segment:
     """Entries ``first_entry`` .. ``last_entry`` of one ledger: segment ``number`` of the stream.
 
     ``size_bytes`` counts payload bytes. ``entry_rows`` is the number of rows of each entry. All
-    entries have one schema version (rule T8). A segment that is in no commit yet has the number
-    ``UNPLACED``.
+    entries have one schema version (rule T8). In no commit yet, it has the number ``UNPLACED``.
 
     ``new_schema`` is the schema of its entries while the stream may lack it, and then
     ``schema_version`` is what its writer expects. The commit gives it its version; if that is
@@ -254,7 +253,8 @@ class Segment:
 
     ``statistics`` None: nothing is known of its times and keys (rule T28).
 
-    ``incarnation`` is that of its ledger, until it is in a commit; empty: nobody said.
+    Until it is in a commit, ``incarnation`` is that of its ledger, and ``written_in`` what its
+    writer knows as ``schema_version``, if that is above 0 (rule T8); empty or None: nobody said.
     """
 
     number: int
@@ -269,6 +269,7 @@ class Segment:
     new_schema: pa.Schema | None = None
     statistics: Statistics | None = None
     incarnation: bytes = field(default=b"", compare=False, repr=False)
+    written_in: pa.Schema | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         reason = segment_error(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -11,6 +12,7 @@ from spark_ledger.errors import (
     ConflictError,
     CorruptionError,
     MetadataRestoredError,
+    MetadataUnavailableError,
     NotFoundError,
     OutcomeUnknownError,
     SchemaMismatchError,
@@ -140,6 +142,12 @@ class SchemaRegistry:
             f"is {self.config.schema_version}"
         )
 
+    async def look_for(self, version: int) -> None:
+        """Read the newest configuration if this process does not know a version that another one
+        has written rows in. Raises as ``refresh``."""
+        if version >= len(self.config.schemas):
+            await self.refresh(latest=True)
+
     def grown(self, config: Versioned[StreamConfig]) -> None:
         """Our commit has added schema versions: this is the configuration now (rule T19)."""
         assert len(config.value.schemas) > len(self.config.schemas), "that is what it did"
@@ -154,11 +162,12 @@ class SchemaRegistry:
         columns that the data lack are null. ``merge`` as a schema says what the new columns are.
         ``pending`` are the new versions that the same micro-batch has needed before.
 
-        Raises SchemaMismatchError that names the field, and as ``of_now``.
+        Raises SchemaMismatchError that names the field, and as ``refresh``.
         """
-        # Whoever commits the rows may be another process, which cannot tell that this one has
-        # another list (rule T8).
-        await self.of_now()
+        # Whoever commits the rows refuses those of another list (rule T8). This process, which has
+        # it, would write the same again. Without the store it can write on.
+        with suppress(MetadataUnavailableError):
+            await self.of_now()
         last, base = self._last, self._base(pending)
         if last is not None and last.is_for(schema, merge, base):
             return last.fit

@@ -93,6 +93,8 @@ class _OpenSegment:
     failure: BaseException | None = None
     new_schema: pa.Schema | None = None
     """The schema of the entries, if the commit adds it to the stream (rule T19)."""
+    written_in: pa.Schema | None = None
+    """The schema of the entries, if the stream has it, and did not from its beginning."""
 
     def push(self, entry: EncodedEntry) -> None:
         future = self.ledger.append_nowait(entry.payload)
@@ -134,6 +136,7 @@ class _OpenSegment:
             entry_rows=tuple(self.entry_rows),
             new_schema=self.new_schema,
             incarnation=self.ledger.incarnation,
+            written_in=self.written_in,
             statistics=of_entries([self.facts]),
         )
 
@@ -369,6 +372,8 @@ class SegmentWriter:
                 return segment
         first = EntryId(ledger.last_add_pushed + 1)
         segment = _OpenSegment(ledger, version, first, new_schema=new_schema)
+        if version > 0 and not is_new:
+            segment.written_in = encoder.schema
         self._segments.append(segment)
         return segment
 

@@ -209,11 +209,6 @@ class Attempt:
 
     async def begin(self) -> None:
         """What comes before the transaction: the list of segments, if it is long, and ledgers."""
-        newest = self._schemas.config.schema_version
-        for segment in self._proposal.segments:
-            assert segment.schema_version <= newest or segment.new_schema is not None, (
-                "the stream has the segment's version (rule T8), or gets it (rule T19)"
-            )
         await self._store_long_list()
         await self._name_ahead()
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from spark_ledger.errors import RewriteError, SchemaMismatchError
+from spark_ledger.errors import MetadataRestoredError, RewriteError, SchemaMismatchError
 from spark_ledger.stream.format.schema import merge_schema
 from spark_ledger.stream.model import Segment, StreamConfig
 
@@ -27,8 +27,9 @@ def with_new_schemas(
     configuration is returned if nothing is new.
 
     Raises SchemaMismatchError if the stream has a column of the name and another type by now,
-    RewriteError if the rows fit once they are written again.
+    RewriteError if the rows fit once they are written again, and as ``_refuse_other_schemas``.
     """
+    _refuse_other_schemas(config, segments)
     schemas = config.schemas
     placed = []
     try:
@@ -36,6 +37,8 @@ def with_new_schemas(
             if segment.new_schema is not None:
                 schemas, version = _with_layout(schemas, segment.new_schema, config.name)
                 segment = segment.with_version(version)
+            elif segment.written_in is not None:
+                segment = replace(segment, written_in=None)  # a commit is kept for long
             placed.append(segment)
         if also is not None:
             merged = merge_schema(schemas[-1], also)
@@ -44,6 +47,28 @@ def with_new_schemas(
         raise SchemaMismatchError(f"stream {config.name!r}: {error}") from error
     after = config if schemas is config.schemas else replace(config, schemas=schemas)
     return after, tuple(placed)
+
+
+def _refuse_other_schemas(config: StreamConfig, segments: Sequence[Segment]) -> None:
+    """See that the stream has the schemas that segments were written in (rule T8): who wrote them
+    may be another process, and have ended before ZooKeeper was restored.
+
+    Raises MetadataRestoredError if it has another schema of the version, or none.
+    """
+    for segment in segments:
+        if segment.new_schema is not None:
+            continue  # the stream gets it, whatever its version (rule T19)
+        version, written_in = segment.schema_version, segment.written_in
+        if version < len(config.schemas) and (
+            written_in is None or config.schemas[version].equals(written_in)
+        ):
+            continue
+        has = "others in their place" if version < len(config.schemas) else "these no more"
+        raise MetadataRestoredError(
+            f"stream {config.name!r}: rows were written in version {version} of its columns, and "
+            f"it has {has}: ZooKeeper was restored from a backup; nothing was committed. Run "
+            "`ledger cluster restored`, and write the rows again"
+        )
 
 
 def _with_layout(

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from connector import sessions
+from connector.read import readers
 from connector.read.readers import LedgerStreamReader
 from connector.read.task import read_partition
 from connector.write.prepare import prepare_stream
-from spark_ledger.errors import NoSuchStreamError
+from spark_ledger.errors import DataLossError, NoSuchStreamError
 from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
 from spark_ledger.stream.blocking import Stream, StreamConnection
 from spark_ledger.types import Versioned
@@ -133,20 +134,61 @@ def test_task_reads_the_rows_of_a_stream_that_its_server_does_not_know_yet(
     assert len(lag.asked) == 1
 
 
-def test_driver_that_starts_again_at_a_server_that_knows_the_former_stream_leaves_no_row_out(
-    cluster: Cluster, lag: Lag
+@pytest.mark.parametrize("loss", ["true", "false"])
+@pytest.mark.parametrize("how", ["on", "with its first micro-batch", "to its end"])
+def test_driver_that_starts_again_at_a_server_that_knows_the_former_stream_goes_on(
+    cluster: Cluster, lag: Lag, monkeypatch: pytest.MonkeyPatch, how: str, loss: str
 ) -> None:
-    """Its micro-batch would be planned without rows, and the checkpoint go on behind them."""
+    """Its micro-batch would be planned without rows, and the checkpoint go on behind them; or the
+    query end and ask for a new checkpoint, though no row is lost."""
+    monkeypatch.setattr(readers, "_exit_on_sigterm", lambda: None)
     cluster.create(9)
     lag.keep()
     created(cluster, 1, 2, 3)
-    options = to_read(failOnDataLoss="false")
+    options = to_read(failOnDataLoss=loss)
     reader = LedgerStreamReader(options, ROWS)
-    start = reader.initialOffset()
-    end = reader.latestOffset(start, reader.getDefaultReadLimit())
+    start, limit = reader.initialOffset(), reader.getDefaultReadLimit()
+    end = reader.latestOffset(start, limit)
     lag.begin()
     again = LedgerStreamReader(options, ROWS)
+    if how == "to its end":
+        again.prepareForTriggerAvailableNow()
+        assert again.latestOffset(start, limit) == end
+        cluster.stream().append(table(4))
+        assert again.latestOffset(end, limit) == end
+        return
+    if how == "with its first micro-batch":  # Spark asks anew where it starts
+        assert again.initialOffset() == start
     partitions = again.partitions(start, end)
+    found = [read_partition(options, ROWS, part) for part in copied(partitions)]
+    assert [row for batches in found for row in values(batches)] == [1, 2, 3]
+    cluster.stream().append(table(4))
+    lag.begin()
+    third = LedgerStreamReader(options, ROWS)
+    partitions = third.partitions(end, third.latestOffset(end, limit))
+    found = [read_partition(options, ROWS, part) for part in copied(partitions)]
+    assert [row for batches in found for row in values(batches)] == [4]
+
+
+@pytest.mark.parametrize("loss", ["true", "false"])
+def test_driver_whose_checkpoint_is_of_a_former_stream_is_told_so_also_by_a_server_that_lags(
+    cluster: Cluster, lag: Lag, loss: str
+) -> None:
+    cluster.create(8)
+    options = to_read(failOnDataLoss=loss)
+    reader = LedgerStreamReader(options, ROWS)
+    start, limit = reader.initialOffset(), reader.getDefaultReadLimit()
+    end = reader.latestOffset(start, limit)
+    created(cluster, 9)
+    lag.keep()
+    created(cluster, 1, 2, 3)
+    lag.begin()
+    again = LedgerStreamReader(options, ROWS)
+    if loss == "true":
+        with pytest.raises(DataLossError, match="was deleted and created again"):
+            again.latestOffset(end, limit)
+        return
+    partitions = again.partitions(end, again.latestOffset(end, limit))
     found = [read_partition(options, ROWS, part) for part in copied(partitions)]
     assert [row for batches in found for row in values(batches)] == [1, 2, 3]
 

@@ -89,7 +89,8 @@ class Processes:
         one = LedgerStreamWriter if self._streaming else LedgerBatchWriter
         return one(to_write(self._streaming, mergeSchema="true"), WIDER, overwrite=False)
 
-    def write(self, number: int) -> None:
+    def write(self, number: int, *, before_commit: Callable[[], object] | None = None) -> None:
+        """``before_commit``: when the task has ended, and its ledger is still open."""
         self._in(self._driver)
         writer = copied(self._writer())
         self._in(self._worker)
@@ -98,9 +99,12 @@ class Processes:
         rows = {"topic": ["s"]} if self._routed else {}
         data = pa.table({**rows, "a": [number], "b": [70 + number]})
         message = writer.write(iter(data.to_batches()))
-        for session in self._worker.values():
-            for each in session.writers.values():
-                each.close()  # as they do once they are idle
+        if before_commit is not None:
+            before_commit()
+        else:
+            for session in self._worker.values():
+                for each in session.writers.values():
+                    each.close()  # as they do once they are idle
         self._in(self._driver)
         writer.commit([copied(message)], *[number] * self._streaming)
 
@@ -126,6 +130,45 @@ def test_task_in_a_process_that_has_seen_columns_which_are_lost_fails_and_the_ne
     if theirs is not None:
         cluster.stream().append(pa.table({"a": [12], theirs: [5]}), merge_schema=True)
     processes.start_driver()
+    with pytest.raises(MetadataRestoredError, match="has not the columns"):
+        processes.write(4)
+    processes.write(5)
+    rows = [row for batch in cluster.stream().read() for row in batch.to_pylist()]
+    assert [(row["a"], row["b"]) for row in rows] == [
+        (1, None),
+        *[(12, None)] * (theirs is not None),
+        (5, 75),
+    ]
+
+
+@pytest.mark.parametrize("theirs", ["c", None])
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("routed", [True, False])
+def test_rows_of_a_task_that_has_ended_are_not_committed_in_the_columns_of_behind_a_restore(
+    cluster: Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+    routed: bool,
+    streaming: bool,
+    theirs: str | None,
+) -> None:
+    """Of a long stage the first tasks end minutes before the commit, and are told nothing."""
+    cluster.create(1)
+    processes = Processes(monkeypatch, routed=routed, streaming=streaming)
+    backups: list[Backup] = []
+
+    def keep() -> None:  # the ledger is in it, and the column b is not
+        backups.append(Backup(cluster.outside._client))  # type: ignore[arg-type]
+
+    def restore() -> None:
+        connected = [each._client for each in cluster.connections]
+        backups[0].restore(*connected)  # type: ignore[arg-type]
+        if theirs is not None:
+            cluster.stream().append(pa.table({"a": [12], theirs: [5]}), merge_schema=True)
+        processes.start_driver()
+
+    processes.write(2, before_commit=keep)
+    with pytest.raises(MetadataRestoredError, match="version 1 of its columns"):
+        processes.write(3, before_commit=restore)
     with pytest.raises(MetadataRestoredError, match="has not the columns"):
         processes.write(4)
     processes.write(5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
+import pyarrow as pa
 import pytest
 
 from spark_ledger.errors import DataLossError
@@ -147,5 +148,23 @@ def test_hold_of_rows_that_were_dropped_since_is_refused_and_withdrawn() -> None
         with pytest.raises(DataLossError):
             await reader.retention.hold("slow", (1,), for_s=60)
         assert await stream.retention.holds() == []
+
+    run(scenario())
+
+
+def test_columns_that_a_task_has_seen_are_no_lost_ones_because_the_driver_does_not_know_them() -> (
+    None
+):
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
+        driver = await behind(ledgers, "config")
+        await stream.merge_schema(pa.schema({"more": pa.int64()}))
+        writer = stream.writer()
+        await writer.write(table(1).append_column("more", pa.array([7])))
+        (segment,) = await writer.finish()
+        await writer.close()
+        commit = await driver.commit_segments([segment])
+        assert commit.segments[0].schema_version == 1
 
     run(scenario())

@@ -273,7 +273,7 @@ def test_range_from_any_row_to_any_other_has_the_entries_that_it_touches() -> No
             assert part.is_whole == (behind - first == 11)
 
 
-@pytest.mark.parametrize("lacks", [0, 1, 2])
+@pytest.mark.parametrize("lacks", [0, 1, 2, 3])
 def test_segment_of_a_task_of_an_older_version_has_the_fields_that_came_since(lacks: int) -> None:
     """Its driver may have been upgraded before it."""
     sent = loose(2, ledger_id=7)
@@ -281,5 +281,5 @@ def test_segment_of_a_task_of_an_older_version_has_the_fields_that_came_since(la
     got = Segment.__new__(Segment)
     got.__setstate__(state[: len(state) - lacks])
     assert got == sent and got.placed(3).number == 3
-    assert (got.statistics, got.incarnation) == (None, b"")
+    assert (got.statistics, got.incarnation, got.written_in) == (None, b"", None)
     assert pickle.loads(pickle.dumps(sent)) == sent

@@ -3,12 +3,18 @@ and T19)."""
 
 from __future__ import annotations
 
+import pickle
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 
-from spark_ledger.errors import SchemaMismatchError
+from spark_ledger.errors import (
+    MetadataRestoredError,
+    MetadataUnavailableError,
+    SchemaMismatchError,
+)
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.commit.new_schemas import with_new_schemas
 from spark_ledger.stream.model import Segment, StreamConfig
@@ -65,6 +71,59 @@ def test_segments_get_the_version_of_their_columns_and_the_newest_has_all(
     assert [each.schema_version for each in placed] == [*versions, 0]
     assert all(each.new_schema is None for each in placed) and placed[-1] is known
     assert set(grown.schema.names) == set("".join([*before, *layouts, also or ""]))
+
+
+@pytest.mark.parametrize(
+    ("now", "refused"),
+    [
+        (["a", "ab"], ""),
+        (["a", "ab", "abc"], ""),
+        (["a", "ac"], "others in their place"),
+        (["a", "ba"], "others in their place"),
+        (["a"], "these no more"),
+    ],
+)
+def test_rows_are_committed_in_the_columns_that_they_were_written_in_or_not_at_all(
+    now: list[str], refused: str
+) -> None:
+    """The list may be another one behind a restore, and who commits them has not seen theirs."""
+    written = replace(loose(), schema_version=1, written_in=schema("ab"))
+    with pytest.raises(MetadataRestoredError, match=refused) if refused else nullcontext():
+        same, (known, placed) = with_new_schemas(config(*now), [loose(), written], None)
+        assert placed == written and placed.written_in is None, "a commit says its version"
+        assert len(same.schemas) == len(now) and known.written_in is None
+
+
+@pytest.mark.parametrize(("now", "is_refused"), [(["a", "xy"], False), (["a"], True)])
+def test_rows_of_a_task_that_does_not_say_their_columns_are_committed_if_the_version_is_there(
+    now: list[str], is_refused: bool
+) -> None:
+    """It is of an older version."""
+    written = replace(loose(), schema_version=1)
+    with pytest.raises(MetadataRestoredError) if is_refused else nullcontext():
+        assert with_new_schemas(config(*now), [written], None)[1] == (written,)
+
+
+def test_segments_say_which_columns_they_were_written_in_until_they_are_in_a_commit() -> None:
+    """Those that the stream has had from its beginning go without saying, as do new ones, which
+    they bring."""
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await StreamCatalog(ledgers).create("s", schema("a"))
+        await stream.merge_schema(schema("ab"))
+        writer = stream.writer(merge_schema=True)
+        for columns in ("a", "ab", "abc"):
+            await writer.write(pa.table({name: [1] for name in columns}))
+        segments = pickle.loads(pickle.dumps(await writer.finish()))
+        assert [each.written_in for each in segments] == [None, schema("ab"), None]
+        assert [each.new_schema for each in segments] == [None, None, schema("abc")]
+        commit = await stream.commit_segments(segments)
+        assert [each.schema_version for each in commit.segments] == [0, 1, 2]
+        assert {each.written_in for each in commit.segments} == {None}
+        await writer.close()
+
+    run(scenario())
 
 
 async def registry(*versions: str) -> tuple[SchemaRegistry, FakeLedgers]:
@@ -140,6 +199,42 @@ def test_new_columns_of_one_micro_batch_follow_one_another() -> None:
         third = await schemas.fit(schema("ad"), merge=True, pending=pending)
         assert third.schema_version == 4, "behind all that the stream has by now"
         assert "".join(third.schema.names) == "abcd"
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_task_that_has_its_ledger_writes_on_while_the_store_comes_for_a_moment_and_goes(
+    is_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large partitions are not written again: it would fail, and four of these fail the job. Once
+    the store is there it looks at the list of columns."""
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        await StreamCatalog(ledgers).create("s", schema("a"))
+        connected, streams = another(ledgers)
+        mine = await streams.open("s")
+        writer = mine.writer()
+        await writer.write(pa.table({"a": [1]}))
+
+        async def away(path: str) -> None:
+            raise MetadataUnavailableError(f"{path}: ZooKeeper did not answer")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(connected.store, "get", away)
+            patch.setattr(connected.store, "get_latest", away)
+            connected.store.reconnect()
+            await writer.write(pa.table({"a": [2]}))
+            with pytest.raises(MetadataUnavailableError):  # what only the store can tell
+                await mine.check_schema(schema("b"))
+        if is_told:
+            await writer.write(pa.table({"a": [3]}))
+            assert not mine._schemas.reading.has_ended
+        (segment,) = await writer.finish()
+        assert segment.rows == 2 + is_told
+        await mine.commit_segments([segment])
+        await writer.close()
 
     run(scenario())
 

@@ -12,6 +12,7 @@ import pytest
 from spark_ledger.errors import (
     ConflictError,
     LedgerError,
+    MetadataRestoredError,
     NoSuchStreamError,
     RetryableError,
 )
@@ -259,12 +260,13 @@ def test_a_commit_reads_and_writes_no_more_than_it_needs() -> None:
     run(scenario())
 
 
-def test_commit_with_unknown_schema_version_fails_an_assertion() -> None:
+def test_commit_of_a_schema_version_that_the_stream_lacks_is_refused() -> None:
     async def scenario() -> None:
         stream = await StreamCatalog(FakeLedgers()).create("s", SCHEMA)
         segment = replace(loose(), schema_version=1)
-        with pytest.raises(AssertionError, match="version"):
+        with pytest.raises(MetadataRestoredError, match="written in version 1 of its columns"):
             await stream._committer.commit(Proposal((segment,), "q", 1))
+        assert (await stream.head()).next_commit == 0
 
     run(scenario())
 
