@@ -7,10 +7,10 @@ seen the future of the backup.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 
+from bookie_server.daemon_thread import in_daemon_thread
 from spark_ledger.errors import ConfigurationError, CorruptionError
 from spark_ledger.limits.metadata import RESTORED_IDS_SKIPPED
 from spark_ledger.metadata.base import MetadataStore
@@ -26,7 +26,7 @@ async def pass_over_held_ids(store: MetadataStore, next_ledger_id: Callable[[], 
     metadata store raises.
     """
     try:
-        held_below = await asyncio.to_thread(next_ledger_id)
+        held_below = await in_daemon_thread(next_ledger_id)
         counted = await next_counted(store)
         if counted >= held_below:
             return

@@ -14,11 +14,13 @@ import logging
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import msgspec
 
 from bookie_server.config import BookieConfig
+from bookie_server.daemon_thread import in_daemon_thread
 from bookie_server.storage.cookie import (
     COOKIE_NAME,
     Cookie,
@@ -96,7 +98,11 @@ async def format_new(config: BookieConfig, store: MetadataStore) -> Cookie:
     or cannot be made or looked into; otherwise what the metadata store raises.
     """
     files, ledger_directories = PosixFileSystem(), config.ledger_directories
-    begun_id = "" if is_formatted(config) else unfinished_id(files, ledger_directories)
+
+    def begun() -> str:
+        return "" if is_formatted(config) else unfinished_id(files, ledger_directories)
+
+    begun_id = await in_daemon_thread(begun)
     begun_id = config.bookie_id or begun_id
     bookie_id = check_bookie_id(begun_id or f"bookie-{secrets.token_hex(8)}")
     cookie = BookieCookie(
@@ -113,13 +119,15 @@ async def format_new(config: BookieConfig, store: MetadataStore) -> Cookie:
         for path in (leaving_path(bookie_id), collection_path(bookie_id), order_path(bookie_id)):
             with contextlib.suppress(NotFoundError):
                 await store.delete(path)
-        formatted = await asyncio.to_thread(
-            format_directories,
-            files,
-            config.journal_directory,
-            ledger_directories,
-            cluster_id=cookie.cluster_id,
-            bookie_id=bookie_id,
+        formatted = await in_daemon_thread(
+            partial(
+                format_directories,
+                files,
+                config.journal_directory,
+                ledger_directories,
+                cluster_id=cookie.cluster_id,
+                bookie_id=bookie_id,
+            )
         )
     except (LedgerError, OSError) as error:
         if is_new:  # else it is that of a format whose directories may be complete

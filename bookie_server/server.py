@@ -236,7 +236,7 @@ class BookieServer:
             registration = self._registration(registry, address, admin_address)
             closing.push_async_callback(self._withdraw, registration)
             self._announced = registration
-            await registration.start()
+            await self._unless_stopped(registration.start())
             await server.serve()  # nothing is answered before others can see who answers
             self._tell_ready(address, admin_address)
             admin_server = await self._serve_admin(listener)
@@ -267,7 +267,7 @@ class BookieServer:
         store = await self._connect()
         closing.push_async_callback(store.close)
         if cookie is None:
-            cookie = await format_new(self._config, store)
+            cookie = await self._unless_stopped(format_new(self._config, store))
             logger.info("formatted bookie %s", cookie.bookie_id)
         self._cookie = cookie
         self._identity = Identity(

@@ -357,9 +357,9 @@ STALL_LOOK_S: Final = 0.25
 
 HELD_ENTRIES_WAIT_S: Final = 0.25
 """The service waits so long for a ledger disk, to compare what is sent again with what is held.
-Then it is busy for such adds until the disk answers. What a slow disk has read is in memory by the
-time that they come again (rule S15). Not above `STALL_LOOK_S`: a look that comes late proves
-nothing."""
+Then it is busy for such adds until the disk answers, and waits for this disk no more until it was
+in time again. What a slow disk has read is kept for the add that asked (rule S15). Not above
+`STALL_LOOK_S`: a look that comes late proves nothing."""
 
 LOOP_BEAT_S: Final = 1.0
 """How often the loop of a bookie's service shows that it turns. The longest turn that was measured

@@ -35,7 +35,7 @@ from bookie_server.storage.journal.files import remove_unfinished
 from bookie_server.storage.journal.mark import Mark, later
 from bookie_server.storage.ledgers.block_cache import BlockCache
 from bookie_server.storage.ledgers.dead_blocks import DeadBlocks
-from bookie_server.storage.ledgers.directory_scrub import DirectoryScrub
+from bookie_server.storage.ledgers.directory_scrub import DirectoryScrub, ReadBlock
 from bookie_server.storage.ledgers.directory_space import DirectorySpace
 from bookie_server.storage.ledgers.entry_log import EntryLogReader
 from bookie_server.storage.ledgers.entry_logs import EntryLogs
@@ -127,7 +127,7 @@ class DirectoryStore:
         )
         # Whoever scrubs.
         self.scrub = DirectoryScrub(
-            file_system, directory, index, self._reader, self._read_block, self.lacking
+            file_system, directory, index, self._reader, self.read_block, self.lacking
         )
         # When the flush that runs made progress; its thread writes it, any thread reads it.
         self.moved_at = 0.0
@@ -220,20 +220,20 @@ class DirectoryStore:
                 self._blocks.put(row.location, run)
         return part
 
-    def run_with(self, ledger_id: LedgerId, entry_id: EntryId) -> EntryRun | None:
-        """The run that holds an entry, whole and uncut; otherwise as ``read``."""
+    def run_with(
+        self, ledger_id: LedgerId, entry_id: EntryId, fetch: ReadBlock | None = None
+    ) -> EntryRun | None:
+        """As ``read``, but whole and uncut. What is in no cache is asked of ``fetch``."""
         cached = self.cache.find(ledger_id, entry_id)  # before the index (rule S7)
         if cached is not None:
             return cached
-        found = self._stored_run(ledger_id, entry_id)
-        if found is None:
-            return None
-        row, run = found
-        self._blocks.put(row.location, run)  # who sends one entry again is likely to send the next
+        row, run = self._stored_run(ledger_id, entry_id, fetch) or (None, None)
+        if row is not None and run is not None:
+            self._blocks.put(row.location, run)  # who sends one again is likely to send the next
         return run
 
     def _stored_run(
-        self, ledger_id: LedgerId, entry_id: EntryId
+        self, ledger_id: LedgerId, entry_id: EntryId, fetch: ReadBlock | None = None
     ) -> tuple[IndexRow, EntryRun] | None:
         """The run in the entry log that holds an entry, with its row. Raises as ``read``."""
         row = self.index.row_at(ledger_id, entry_id)
@@ -241,7 +241,7 @@ class DirectoryStore:
             if row is None or entry_id > row.last_entry:
                 return None
             try:
-                run = self._blocks.get(row.location) or self._read_block(ledger_id, row)
+                run = self._blocks.get(row.location) or (fetch or self.read_block)(ledger_id, row)
                 break
             except CorruptionError:  # copied since (rule S20), or given back, if the row differs
                 before, row = row, self.index.row_at(ledger_id, entry_id)
@@ -254,9 +254,10 @@ class DirectoryStore:
                 f"index {self.directory}: entry {entry_id} of ledger {ledger_id} should be in "
                 f"log {row.location.log_id} at offset {row.location.offset}, and is not"
             )
+        self._blocks.put(row.location, run)  # its other holes are likely to be asked for next
         return None
 
-    def _read_block(self, ledger_id: LedgerId, row: IndexRow) -> EntryRun:
+    def read_block(self, ledger_id: LedgerId, row: IndexRow) -> EntryRun:
         """The run that a row names. Raises CorruptionError if what is there is another one."""
         entries = 0 if row.is_sparse else row.last_entry - row.first_entry + 1
         run = self._reader.read(row.location, entries=entries)
@@ -275,7 +276,7 @@ class DirectoryStore:
         rows = self.index.rows_from(ledger_id, first, limit + 1)
         while True:
             end = rows[limit].first_entry if len(rows) > limit else None
-            stored = stored_ranges(rows, partial(self._read_block, ledger_id))
+            stored = stored_ranges(rows, partial(self.read_block, ledger_id))
             try:
                 return page_of(heapq.merge(ascending(cached), stored), first, limit, end)
             except CorruptionError:  # as in ``_stored_run``
@@ -496,4 +497,4 @@ class DirectoryStore:
         if not row.is_sparse:
             return range(row.first_entry, row.last_entry + 1)
         self.logs.make_readable(row.location.log_id)
-        return [e for e in self._read_block(ledger_id, row).ids() if e >= row.first_entry]
+        return [e for e in self.read_block(ledger_id, row).ids() if e >= row.first_entry]

@@ -12,7 +12,7 @@ from bookie_server import held_entries
 from bookie_server.opening import open_bookie
 from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
 from bookie_server.storage.index.memory_index import MemoryIndex
-from spark_ledger.types import BookieStatus
+from spark_ledger.types import BookieStatus, LedgerId
 from tests.unit.bookie_server.storage.support import (
     LEDGERS,
     Machine,
@@ -33,6 +33,7 @@ class HangingReads:
     def __init__(self) -> None:
         self.goes_on = threading.Event()
         self.goes_on.set()
+        self.fails = False
         self.readers: list[threading.Thread] = []
 
     def plan(self, operation: Operation) -> Fault | None:
@@ -40,6 +41,7 @@ class HangingReads:
             if not self.goes_on.is_set():
                 self.readers.append(threading.current_thread())
             assert self.goes_on.wait(10)
+            return Fault(5) if self.fails else None
         return None
 
     def end(self) -> None:
@@ -65,6 +67,13 @@ def holding(disk: HangingReads) -> Machine:
     machine.bookie._held.start()
     assert machine.add(HUNG, [0], size=2000) is OK  # now its log is open
     return machine
+
+
+def hold_more(machine: Machine) -> None:
+    """Further entries on the disk that may hang, each in a block of its own, and holes."""
+    for entry in (1, 2, 5):
+        assert machine.add(HUNG, [entry], size=2000) is OK
+        machine.flush()
 
 
 @pytest.mark.parametrize("recovery", [False, True])
@@ -98,12 +107,142 @@ def test_disk_that_hangs_again_is_told_again(
     disk: HangingReads, caplog: pytest.LogCaptureFixture
 ) -> None:
     machine = holding(disk)
-    for _ in range(2):
+    hold_more(machine)
+    for entry in (0, 1):
         disk.goes_on.clear()
-        assert machine.add(HUNG, [0], size=2000) is BUSY
+        assert machine.add(HUNG, [entry], size=2000) is BUSY
         disk.end()
-        assert machine.add(HUNG, [0], size=2000) is OK
+        assert machine.add(HUNG, [entry], size=2000) is OK
+        send_until_stored(machine, 5)  # in time: the disk is well
+        assert machine.add(HUNG, [2], size=2000) is OK
     assert len([each for each in caplog.records if "does not answer a read" in each.message]) == 2
+    machine.close()
+
+
+def send_until_stored(machine: Machine, entry: int) -> None:
+    """As a client does: again behind a pause."""
+    deadline = time.monotonic() + 10
+    while (status := machine.add(HUNG, [entry], size=2000)) is BUSY:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert status is OK
+
+
+@pytest.mark.parametrize("recovery", [False, True])
+def test_entries_that_are_not_held_ask_no_disk_and_no_thread(
+    disk: HangingReads, monkeypatch: pytest.MonkeyPatch, *, recovery: bool
+) -> None:
+    machine = holding(disk)
+    hold_more(machine)
+    monkeypatch.setattr(held_entries, "_Look", None)
+    disk.goes_on.clear()
+    for entry in (3, 4, 6):
+        assert machine.add(HUNG, [entry], recovery=recovery, size=2000) is OK
+    assert not disk.readers
+    disk.end()
+    assert sorted(machine.held(HUNG)) == [0, 1, 2, 3, 4, 5, 6]
+    machine.close()
+
+
+def test_block_in_the_cache_of_blocks_needs_no_disk_and_no_thread(
+    disk: HangingReads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(
+        FaultFileSystem(formatted(), disk.plan),
+        small_config(write_once_bytes=0, block_cache_bytes=100_000),
+    )
+    assert machine.add(HUNG, [0, 1], size=2000) is OK
+    machine.flush()
+    machine.bookie._held.start()
+    assert machine.add(HUNG, [0], size=2000) is OK
+    monkeypatch.setattr(held_entries, "_Look", None)
+    disk.goes_on.clear()
+    assert machine.add(HUNG, [1], size=2000) is OK
+    assert machine.add(HUNG, [0], size=2000) is OK
+    assert not disk.readers
+    machine.close()
+
+
+def test_holes_of_a_lane_read_its_block_once(disk: HangingReads) -> None:
+    """As where repair copies lane after lane, and a flush comes in between."""
+    machine = Machine(
+        FaultFileSystem(formatted(), disk.plan),
+        small_config(write_once_bytes=0, block_cache_bytes=100_000),
+    )
+    assert machine.add(HUNG, [0, 3, 6, 9], size=2000, recovery=True) is OK
+    machine.flush()
+    machine.bookie._held.start()
+    assert machine.add(HUNG, [1], size=2000, recovery=True) is OK
+    disk.goes_on.clear()
+    assert machine.add(HUNG, [4, 7], size=2000, recovery=True) is OK
+    assert machine.add(HUNG, [2, 5, 8], size=2000, recovery=True) is OK
+    assert not disk.readers
+    disk.end()
+    assert sorted(machine.held(HUNG)) == list(range(10))
+    machine.close()
+
+
+def test_add_finds_what_a_late_look_has_read_and_no_other_waits_in_place(
+    disk: HangingReads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = holding(disk)
+    hold_more(machine)
+    disk.goes_on.clear()
+    assert machine.add(HUNG, [0], size=2000) is BUSY
+    disk.end()
+    disk.goes_on.clear()
+    monkeypatch.setattr(held_entries, "HELD_ENTRIES_WAIT_S", 5.0)
+    assert machine.add(HUNG, [0], size=2000) is OK, "it is told what was read for it"
+    assert len(disk.readers) == 1
+    began = time.monotonic()
+    assert machine.add(HUNG, [1], size=2000) is BUSY
+    assert time.monotonic() - began < 3, "the disk was late the last time"
+    disk.end()
+    assert machine.add(HUNG, [1], size=2000) is OK
+    answers = threading.Timer(0.1, disk.goes_on.set)
+    disk.goes_on.clear()
+    answers.start()
+    assert machine.add(HUNG, [2], size=2000) is OK, "it was in time, and is waited for again"
+    answers.join()
+    machine.close()
+
+
+def test_add_is_told_the_error_that_a_late_look_has_met_once(disk: HangingReads) -> None:
+    machine = holding(disk)
+    disk.fails = True
+    disk.goes_on.clear()
+    assert machine.add(HUNG, [0], size=2000) is BUSY
+    disk.end()
+    disk.fails = False
+    assert machine.add(HUNG, [0], size=2000) is BookieStatus.IO_ERROR
+    send_until_stored(machine, 0)
+    machine.close()
+
+
+def test_late_look_decides_nothing_about_what_came_since(disk: HangingReads) -> None:
+    """It has found that entry 3 is not held: by now it is, with other bytes."""
+    machine = holding(disk)
+    hold_more(machine)
+    run = make_run(HUNG, [2, 3], 2000)
+    disk.goes_on.clear()
+    assert send(machine, run)[0] is BUSY
+    assert send(machine, with_other_entry(make_run(HUNG, [3], 2000), 3))[0] is OK
+    disk.end()
+    assert send(machine, run)[0] is BookieStatus.ENTRY_CONFLICT
+    machine.close()
+
+
+def test_late_look_keeps_no_more_than_a_message(
+    disk: HangingReads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held_entries, "_KEPT_BYTES_MAX", 5000)
+    machine = holding(disk)
+    hold_more(machine)
+    disk.goes_on.clear()
+    assert send(machine, make_run(HUNG, [0, 1, 2], 2000))[0] is BUSY
+    disk.end()
+    (late,) = machine.bookie._held._late.values()
+    assert late.answer.result(10) is True and len(late.met) == 2
     machine.close()
 
 
@@ -131,7 +270,7 @@ def test_error_of_ours_in_the_thread_is_raised_where_it_was_asked(
         raise AssertionError("a bug")
 
     with monkeypatch.context() as patch:
-        patch.setattr(machine.bookie._storage, "run_with", fails)
+        patch.setattr(machine.bookie._storage.store_of(LedgerId(HUNG)), "read_block", fails)
         with pytest.raises(AssertionError, match="a bug"):
             machine.start_add(HUNG, [0], size=2000)
 

@@ -193,7 +193,7 @@ def test_reader_with_a_row_of_before_is_told_of_no_damage(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = machine.bookie._storage._stores[0]
-    read = store._read_block
+    read = store.read_block
     rows = store.index.rows(LedgerId(2))
 
     def slowly(ledger_id: LedgerId, row: object) -> object:
@@ -204,7 +204,7 @@ def test_reader_with_a_row_of_before_is_told_of_no_damage(
         return read(ledger_id, row)  # type: ignore[arg-type]
 
     with monkeypatch.context() as slow:
-        slow.setattr(store, "_read_block", slowly)
+        slow.setattr(store, "read_block", slowly)
         assert store.read(LedgerId(2), EntryId(0), EntryId(0), stride=1, max_bytes=MIB) is None
     with pytest.raises(CorruptionError):
         read(LedgerId(2), rows[0])
@@ -219,7 +219,7 @@ def test_list_with_rows_of_before_is_told_of_no_damage(
     for number in range(1, 12):
         assert machine.add(8, [8 + number], size=SIZE) is BookieStatus.OK
     machine.flush()
-    read = store._read_block
+    read = store.read_block
 
     def slowly(ledger_id: LedgerId, row: object) -> object:
         if ledger_id == 10 and store.index.rows(LedgerId(10)):
@@ -227,7 +227,7 @@ def test_list_with_rows_of_before_is_told_of_no_damage(
             compact(machine, full=False)
         return read(ledger_id, row)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(store, "_read_block", slowly)
+    monkeypatch.setattr(store, "read_block", slowly)
     page = store.entry_page(LedgerId(10), EntryId(0), 10)
     assert page.ranges == []
 
