@@ -36,6 +36,9 @@ _KEPT_BYTES_MAX: Final = RUN_FRAMES_BYTES_MAX
 """Of the blocks that one late look has read: the largest one fits, and four of those that a sender
 makes of many entries. More is left to the block cache."""
 
+_ERROR_KEPT_S: Final = 60.0
+"""What a disk said longer ago is asked again: who was told to come again is back in seconds."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -52,6 +55,7 @@ class _Look:
         self.answer: Future[bool | Refusal] = Future()
         self.met: dict[BlockLocation, EntryRun | OSError | CorruptionError] = {}
         self.was_late = False
+        self.ended_at = 0.0
         self._room = _KEPT_BYTES_MAX
 
     def start(self, run: EntryRun, last_entry: EntryId) -> None:
@@ -63,14 +67,19 @@ class _Look:
         try:
             found = compare_with_held(self._run_with, run, last_entry)
             self.was_late = time.monotonic() - began >= HELD_ENTRIES_WAIT_S
+            self.ended_at = time.monotonic()
             self.answer.set_result(found)
         except BaseException as error:  # noqa: BLE001 - raised where the answer is waited for
+            self.ended_at = time.monotonic()
             self.answer.set_exception(error)
 
     def _run_with(self, ledger_id: LedgerId, entry_id: EntryId) -> EntryRun | None:
         return self._store.run_with(ledger_id, entry_id, self._read)
 
     def _read(self, ledger_id: LedgerId, row: IndexRow) -> EntryRun:
+        known = self.met.get(row.location)
+        if isinstance(known, EntryRun):  # holes of one block are looked for one by one
+            return known
         try:
             run = self._store.read_block(ledger_id, row)
         except (OSError, CorruptionError) as error:
@@ -121,6 +130,8 @@ class HeldEntries:
         if isinstance(found, EntryRun):
             return found
         del late.met[row.location]
+        if time.monotonic() - late.ended_at > _ERROR_KEPT_S:
+            raise _NotInMemory  # the disk may be well by now
         raise found
 
     def _ask_disk(self, run: EntryRun, last_entry: EntryId) -> bool | Refusal:

@@ -205,7 +205,11 @@ class SeveralSource:
 
     def initial_offset(self, *, is_kept: bool = True) -> SeveralOffset:
         if self._initial is None:
-            found = {name: s.initial_offset(is_kept=is_kept) for name, s in self._sources.items()}
+            found: dict[str, OffsetJson] = {}
+            for name in list(self._sources):  # one that was deleted meanwhile is left out
+                at = self._ask(name, lambda source: source.initial_offset(is_kept=is_kept))
+                if at is not None:
+                    found[name] = at
             self._initial = found
         return several_offset(self._initial)
 

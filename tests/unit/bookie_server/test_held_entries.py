@@ -5,14 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from bookie_server import held_entries
+from bookie_server.held_entries import HeldEntries, _Look, _NotInMemory
 from bookie_server.opening import open_bookie
 from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
+from bookie_server.storage.index.base import BlockLocation, IndexRow
 from bookie_server.storage.index.memory_index import MemoryIndex
-from spark_ledger.types import BookieStatus, LedgerId
+from spark_ledger.runs import EntryRun
+from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from tests.unit.bookie_server.storage.support import (
     LEDGERS,
     Machine,
@@ -321,3 +325,41 @@ def test_bookie_with_threads_asks_disks_in_threads(disk: HangingReads) -> None:
         assert bookie._held._has_threads
     finally:
         bookie.close()
+
+
+class Blocks:
+    """A directory whose blocks are in no cache."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def read_block(self, ledger_id: LedgerId, _row: IndexRow) -> EntryRun:
+        self.reads += 1
+        return make_run(ledger_id, [0])
+
+
+def a_row() -> IndexRow:
+    return IndexRow(EntryId(0), EntryId(3), BlockLocation(1, 0, 100), is_sparse=True)
+
+
+def test_late_look_reads_a_block_once_for_all_the_holes_in_it() -> None:
+    """Else holes alone use up the room, and the add is busy for ever."""
+    blocks: Any = Blocks()
+    look = _Look(blocks)
+    for _ in range(5):
+        assert look._read(LedgerId(HUNG), a_row()).first_entry == 0
+    assert blocks.reads == 1 and len(look.met) == 1
+
+
+@pytest.mark.parametrize("age_s", [1.0, 1000.0])
+def test_error_that_a_late_look_met_is_told_while_it_is_new(age_s: float) -> None:
+    machine = Machine(formatted(), small_config())
+    held = HeldEntries(machine.bookie._storage)
+    look = _Look(machine.bookie._storage.store_of(LedgerId(HUNG)))
+    look.met[a_row().location] = OSError(5, "what the disk said")
+    look.ended_at = time.monotonic() - age_s
+    look.answer.set_result(True)
+    held._late[machine.bookie._storage.number_of(LedgerId(HUNG))] = look
+    with pytest.raises(OSError if age_s < 60 else _NotInMemory):
+        held._kept(LedgerId(HUNG), a_row())
+    assert not look.met

@@ -17,7 +17,7 @@ from spark_ledger.errors import DataLossError, NoSuchStreamError
 from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
 from spark_ledger.stream.blocking import Stream, StreamConnection
 from spark_ledger.types import Versioned
-from tests.unit.connector.read.test_several import Query, soon
+from tests.unit.connector.read.test_several import Query, options, soon
 from tests.unit.connector.world import (
     ROWS,
     Cluster,
@@ -261,3 +261,16 @@ def test_query_of_several_is_planned_and_goes_on_beside_a_server_that_lags(
     cluster.stream("b").append(table(20))
     lag.begin()
     assert Query(query.at, failOnDataLoss=loss, **how).rest() == {"b": [20]}
+
+
+def test_stream_of_several_that_is_being_deleted_as_a_query_starts_is_left_out(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is marked, and its nodes stay for minutes; the query ended with it."""
+    for name, row in (("s", 1), ("t", 2), ("u", 3)):
+        cluster.create(row, name=name)
+    given = options(streamPattern="[stu]", failOnDataLoss="false")
+    source = LedgerStreamReader(given, ROWS)._source  # it has opened all three
+    delete_in_part(cluster, monkeypatch)
+    offset: Any = source.initial_offset()
+    assert set(offset["streams"]) == {"t", "u"}
