@@ -183,8 +183,7 @@ class Journal:
         return self._no_room is not None and bool(self._queue)
 
     def unwritten_of(self, ledger_ids: Iterable[LedgerId]) -> set[LedgerId]:
-        """Which of these have records that may become durable later; any thread. All once it has
-        failed, as nobody knows what the disk has of that batch (rule S3)."""
+        """Which of these have records that may become durable; any thread. All if it failed."""
         with self._lock:
             has_failed, waiting = self._failure is not None, [*self._taken, *self._queue]
         return {*ledger_ids} if has_failed else {*ledger_ids} & {each.ledger_id for each in waiting}
@@ -223,16 +222,18 @@ class Journal:
 
         ``place``: of a run that is written once; it is told. ``before`` become durable with it.
         """
-        records, wakes = Waiting(record_type, body, done, place).behind(before), False
+        wakes, waiting = False, Waiting(record_type, body, done, place)
+        others = [waiting.in_front(*record) for record in before] if before else ()
         with self._lock:
             assert not self._stopping, "append to a closed journal"
             failure, no_room = self._failure, self._no_room
             if failure is None and no_room:
                 # It was decided before that was known: memory has it, so the journal gets it too.
-                self._queue.extend(each._replace(done=None) for each in records)
+                self._queue.extend(each._replace(done=None) for each in (*others, waiting))
             elif failure is None:
-                self._queue.extend(records)
-                self._bytes_in_flight += sum(each.body.length for each in records)
+                for each in (*others, waiting):
+                    self._queue.append(each)
+                    self._bytes_in_flight += each.body.length
                 if self._unsynced_since is None:
                     self._unsynced_since = self._clock()
                 # Inside ``batch`` its end decides, when its size is known. One that is too large to
@@ -241,10 +242,9 @@ class Journal:
                 wakes = not may_be_in_place and self._ends_sleep()
         if wakes:
             self._alarm.ring()
-        if failure is not None:
-            self._post(partial(done, BookieStatus.IO_ERROR, failure))
-        elif no_room:
-            self._post(partial(done, BookieStatus.READ_ONLY, no_room))
+        if failure is not None or no_room:
+            status = BookieStatus.READ_ONLY if failure is None else BookieStatus.IO_ERROR
+            self._post(partial(done, status, failure or no_room or ""))
 
     @contextmanager
     def batch(self) -> Iterator[None]:

@@ -37,11 +37,9 @@ class Waiting(NamedTuple):
         """The same as a number."""
         return LedgerId(int.from_bytes(self.ledger, "big"))
 
-    def behind(self, before: Sequence[tuple[int, Block]]) -> list[Waiting]:
-        """Records that become durable with this one, or not at all, and it: it is told of all."""
-        if not before:  # an entry
-            return [self]
-        return [*(Waiting(*record, _not_told, with_next=True) for record in before), self]
+    def in_front(self, record_type: int, body: Block) -> Waiting:
+        """A record that becomes durable with this one, or not at all. This one is told of both."""
+        return Waiting(record_type, body, _not_told, with_next=True)
 
 
 def next_batch(queue: deque[Waiting], bytes_max: int) -> list[Waiting]:
@@ -51,11 +49,9 @@ def next_batch(queue: deque[Waiting], bytes_max: int) -> list[Waiting]:
     What belongs together goes beyond the bound.
     """
     batch: list[Waiting] = []
-    room, with_next = bytes_max, False
-    while queue and (
-        with_next
-        or (len(batch) < _BATCH_RECORDS_MAX and (not batch or room >= queue[0].body.length))
-    ):
+    room, records, with_next = bytes_max, _BATCH_RECORDS_MAX, False
+    while queue and (with_next or (records > 0 and (not batch or room >= queue[0].body.length))):
+        records -= 1
         waiting = queue.popleft()
         with_next = waiting.with_next
         room -= waiting.body.length
