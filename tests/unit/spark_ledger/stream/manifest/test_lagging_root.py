@@ -22,6 +22,14 @@ from tests.unit.spark_ledger.stream.world import (
 )
 
 
+async def write_and_seal(ledgers: FakeLedgers) -> None:
+    """A stream of twelve commits, most of them sealed, in several levels of pages."""
+    stream = await StreamCatalog(ledgers).create("s", SCHEMA)
+    for n in range(12):
+        await stream.append(table(n))
+        await stream._committer.sealer.close()
+
+
 @pytest.mark.parametrize("reconnects", [False, True])
 def test_older_root_does_not_replace_a_newer_one(
     reconnects: bool, monkeypatch: pytest.MonkeyPatch
@@ -64,10 +72,7 @@ def test_commits_that_a_restored_root_has_not_sealed_are_looked_for_where_they_w
 
     async def scenario() -> None:
         ledgers = FakeLedgers()
-        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
-        for n in range(12):
-            await stream.append(table(n))
-            await stream._committer.sealer.close()
+        await write_and_seal(ledgers)
         log = (await another(ledgers)[1].open("s"))._log
         newest = await log.manifests.read_root()
         nodes = await log._stored_nodes.get_all(range(newest.sealed))
@@ -99,10 +104,7 @@ def test_pages_of_a_store_that_went_back_are_read_anew_at_each_level(
 
     async def scenario() -> None:
         ledgers = FakeLedgers()
-        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
-        for n in range(12):
-            await stream.append(table(n))
-            await stream._committer.sealer.close()
+        await write_and_seal(ledgers)
         client, catalog = another(ledgers)
         manifests, opened = (await catalog.open("s"))._log.manifests, list[int]()
         open_unconfirmed = client.open_unconfirmed
