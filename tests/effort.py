@@ -65,7 +65,7 @@ SOCKET_MESSAGES: Final = Share(200, 500)
 """Malformed messages to the socket of a real bookie."""
 
 CHAOS_SECONDS: Final = Share(30, 120)
-"""How long real processes run under load and faults; ``make test`` runs two mixes of faults one
+"""How long real processes run under load and faults; ``make test`` runs three mixes of faults one
 after the other, ``make proof`` mixes all of them. In less time a third of the runs with a broken
 network would meet fewer kinds of faults than the test asks for."""
 

@@ -38,10 +38,28 @@ PARTITION = (
 """Both contain ``recover-behind``: a bookie misses a writer's last entries, then the writer is
 paused and another client recovers its ledgers."""
 
+DISK = (
+    "full-disk",
+    "disk-hangs-at-syncs",
+    "disk-hangs-at-reads",
+    "slow-disk",
+    "older-copy",
+    "kill-bookie",
+    "restart-bookie",
+    "power-cut",
+    "kill-client",
+    "zombie-writer",
+    "recover-behind",
+    "kill-zookeeper",
+)
+"""Disks, and what meets them. ``older-copy``: a bookie's directories of an earlier start come in
+place of the newest, and start; they have to be refused."""
+
 MIXES = {
     "kill": KILL_PAUSE,
     "partition": PARTITION,
-    "all": tuple(dict.fromkeys(KILL_PAUSE + PARTITION)),
+    "disk": DISK,
+    "all": tuple(dict.fromkeys(KILL_PAUSE + PARTITION + DISK)),
 }
 
 _SECONDS = {
@@ -57,6 +75,10 @@ _SECONDS_DEFAULT = (1.0, 5.0)
 _REST_S = (0.2, 1.5)
 
 _TARGET = {
+    "full-disk": "disk",
+    "disk-hangs-at-syncs": "disk",
+    "disk-hangs-at-reads": "disk",
+    "slow-disk": "disk",
     "clock-jump": "clock",
     "power-cut": "all",
     "kill-zookeeper": "zookeeper",
@@ -88,7 +110,8 @@ class Fault(NamedTuple):
 
     @property
     def target(self) -> str:
-        """What it hits: two faults at the same time never hit the same."""
+        """What it hits: two faults at the same time never hit the same. A bookie's disk is not the
+        bookie: one is killed, and starts, while its disk is full or hangs."""
         return _TARGET.get(self.kind, "bookie")
 
 
@@ -146,11 +169,11 @@ def _draw(
 
 def _collide(one: Fault, other: Fault) -> bool:
     if "all" in (one.target, other.target):
-        return "client" not in (one.target, other.target)
+        return not {"client", "disk"} & {one.target, other.target}
     if one.target != other.target:
         return False
     if one.target == "client":
         return bool(set(one.clients) & set(other.clients))
-    if one.target == "bookie":
+    if one.target in ("bookie", "disk"):
         return bool(set(one.bookies) & set(other.bookies))
     return True

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from tests.chaos import disk
 from tests.chaos.faults import Fault
 from tests.chaos.relay import DOWN, UP
 from tests.chaos.stage import CLIENTS, ZOOKEEPER_OF_BOOKIES, Stage, link
@@ -74,6 +75,8 @@ class Nemesis:
         match fault.target:
             case "bookie" | "all":
                 names = [f"bookie {bookie}" for bookie in sorted(fault.bookies)]
+            case "disk":
+                names = [f"disk {bookie}" for bookie in sorted(fault.bookies)]
             case "client":
                 names = [f"client {client}" for client in sorted(fault.clients)]
             case other:
@@ -90,8 +93,23 @@ class Nemesis:
             stage = self._stage
             stage.set_clocks(fault.bookies, fault.clients, fault.amount)
             return lambda: stage.set_clocks(fault.bookies, fault.clients, 0.0)
+        if fault.target == "disk":
+            return self._disk_fault(fault)
         process = self._process_fault(fault)
         return self._link_fault(fault) if process is None else process
+
+    def _disk_fault(self, fault: Fault) -> Callable[[], None]:
+        part = ("journal", "ledgers")[round(fault.amount) % 2]
+        state = {"full-disk": "full", "slow-disk": "slow"}.get(fault.kind)
+        directories = [self._stage.cluster.bookie_directory(bookie) for bookie in fault.bookies]
+        for directory in directories:
+            disk.fall_sick(directory, state or fault.kind.removeprefix("disk-"), part)
+
+        def heal() -> None:
+            for directory in directories:
+                disk.get_well(directory)
+
+        return heal
 
     # -- processes ---------------------------------------------------------------------------------
 
@@ -107,6 +125,11 @@ class Nemesis:
                 for bookie in hit:
                     cluster.stop_bookie(bookie)
                 return lambda: self._start_bookies(hit)
+            case "older-copy":
+                (bookie,) = hit
+                stage.down.add(bookie)
+                copy = stage.copy_directories(bookie)
+                return lambda: stage.try_copy(bookie, copy)
             case "pause-bookie" | "pause-two-bookies":
                 for bookie in hit:
                     cluster.pause_bookie(bookie)

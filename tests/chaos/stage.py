@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from unittest import mock
 
-from spark_ledger.errors import LedgerError
+from spark_ledger.errors import BookieUnavailableError, LedgerError
 from spark_ledger.local import LocalCluster
 from spark_ledger.local import bookie as local_bookie
 from spark_ledger.local.ports import HOST
@@ -31,6 +31,8 @@ ROLES = (
 """What each client process does."""
 
 CLIENTS = len(ROLES)
+DIRECTORIES = ("journal", "ledgers")
+"""Of a bookie: all that it keeps."""
 STOP_TIMEOUT_S = 30.0
 ZOOKEEPER_OF_BOOKIES = "bookies>zookeeper"
 
@@ -136,6 +138,41 @@ class Stage:
         with ThreadPoolExecutor(max_workers=max(1, len(stopped))) as pool:
             list(pool.map(self.cluster.start_bookie, stopped))
         self.down.difference_update(bookies)
+
+    def copy_directories(self, bookie: int) -> Path:
+        """Copy what a bookie has on its disk, as an operator does while it is stopped. It runs
+        again when this returns."""
+        self.cut_power([bookie])
+        copy = self.cluster.bookie_directory(bookie) / "copy"
+        for name in DIRECTORIES:
+            shutil.copytree(copy.parent / name, copy / name)
+        self.start_bookies([bookie])
+        return copy
+
+    def try_copy(self, bookie: int, copy: Path) -> None:
+        """Start a bookie with an older copy in place of its files; then again with its own.
+
+        Raises AssertionError if the copy serves.
+        """
+        self.down.add(bookie)
+        self.cut_power([bookie])
+        own = copy.with_name("own")
+        for name in DIRECTORIES:
+            _move_files(copy.parent / name, own / name)
+            _move_files(copy / name, copy.parent / name)
+        try:
+            self.cluster.start_bookie(bookie)
+            serves = True
+        except BookieUnavailableError:
+            serves = False
+            self.cluster.kill_bookie(bookie)
+        for name in DIRECTORIES if not serves else ():
+            _move_files(copy.parent / name, copy / name)
+            _move_files(own / name, copy.parent / name)
+        assert not serves, f"bookie {bookie} serves with an older copy of its directories"
+        shutil.rmtree(copy)
+        shutil.rmtree(own)
+        self.start_bookies([bookie])
 
     # -- clients -----------------------------------------------------------------------------------
 
@@ -279,6 +316,13 @@ class Stage:
     def history(self) -> History:
         """The records of all clients, merged in order of time."""
         return History.load(*(path for path in self.histories if path.exists()))
+
+
+def _move_files(source: Path, target: Path) -> None:
+    """Move what is in a directory into another one, which stays the same directory."""
+    target.mkdir(parents=True, exist_ok=True)
+    for path in source.iterdir():
+        path.rename(target / path.name)
 
 
 def link(client: int, bookie: int) -> str:

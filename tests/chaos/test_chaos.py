@@ -1,4 +1,4 @@
-"""Two runs of chaos, one with processes that die and stall, one with a network that fails.
+"""Runs of chaos: processes that die and stall, a network that fails, disks that are full or hang.
 
 A longer run: ``python -m tests.chaos --minutes 20``.
 """
@@ -27,7 +27,7 @@ meanwhile."""
 
 @pytest.mark.processes
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("mix", ["kill", "partition"])
+@pytest.mark.parametrize("mix", ["kill", "partition", "disk"])
 def test_run_with_faults_breaks_no_promise(mix: str, capsys: pytest.CaptureFixture[str]) -> None:
     seed = random.SystemRandom().randrange(10**6)
     chaos = Chaos(SECONDS, seed, mix=mix, appends_per_s=APPENDS_PER_S, stall_bound_s=STALL_BOUND_S)

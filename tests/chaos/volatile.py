@@ -1,4 +1,5 @@
-"""Files whose bytes stay in the process until they are synced: a kill acts as a power cut.
+"""Files whose bytes stay in the process until they are synced: a kill acts as a power cut. Their
+disk may be full, hang or be slow (see ``disk``).
 
 The page cache survives a killed process, so a kill alone never shows that something was answered
 before it was durable. Here unsynced bytes die with the process. All handles of a file see them,
@@ -13,9 +14,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from bookie_server.core.disk_space import Space
 from bookie_server.storage.fs.posix_fs import PosixFile, PosixFileSystem
 from bookie_server.storage.fs.vfs import File
-from tests.chaos import wall_clock
+from tests.chaos import disk, wall_clock
+from tests.chaos.disk import Disk
 
 SYNC_S = 0.01
 """How long a sync takes. As on a real disk, a power cut can come between an early answer and the
@@ -53,8 +56,9 @@ class _Unsynced:
 class VolatileFile:
     """A file of ``VolatileFileSystem``."""
 
-    def __init__(self, file: PosixFile, unsynced: _Unsynced) -> None:
+    def __init__(self, file: PosixFile, unsynced: _Unsynced, disk: Disk) -> None:
         self._file = file
+        self._disk = disk
         self._unsynced = unsynced
 
     @property
@@ -65,9 +69,12 @@ class VolatileFile:
         data = b"".join(buffers)
         if data:
             with self._unsynced.lock:
+                if offset + len(data) > max(self._file.size(), self._unsynced.end()):
+                    self._disk.grow(self.path)
                 self._unsynced.writes.append((offset, data, self._file))
 
     def pread(self, length: int, offset: int) -> bytes:
+        self._disk.read(self.path)
         with self._unsynced.lock:
             return self._unsynced.over(self._file.pread(length, offset), offset, length)
 
@@ -76,6 +83,7 @@ class VolatileFile:
         return data[:cut], data[cut:]
 
     def fdatasync(self) -> None:
+        self._disk.sync(self.path)
         time.sleep(SYNC_S)
         with self._unsynced.lock:
             for offset, data, file in self._unsynced.writes:
@@ -90,6 +98,8 @@ class VolatileFile:
         self._file.drop_cached(offset, length)
 
     def preallocate(self, size: int, *, unwritten: bool = False) -> None:
+        if size > self._file.size():
+            self._disk.grow(self.path)
         self._file.preallocate(size, unwritten=unwritten)
 
     def size(self) -> int:
@@ -116,6 +126,7 @@ class VolatileFileSystem(PosixFileSystem):
     def __init__(self) -> None:
         super().__init__()
         self._unsynced: dict[int, _Unsynced] = {}
+        self._disk = Disk()
 
     def create(self, path: Path, *, direct: bool = False) -> File:
         made = super().create(path, direct=direct)
@@ -130,9 +141,13 @@ class VolatileFileSystem(PosixFileSystem):
         super().remove(path)
         self._unsynced.pop(inode, None)
 
+    def space(self, directory: Path) -> Space:
+        return self._disk.space(directory, super().space(directory))
+
     def _volatile(self, file: File, path: Path) -> VolatileFile:
         assert isinstance(file, PosixFile)
-        return VolatileFile(file, self._unsynced.setdefault(path.stat().st_ino, _Unsynced()))
+        unsynced = self._unsynced.setdefault(path.stat().st_ino, _Unsynced())
+        return VolatileFile(file, unsynced, self._disk)
 
 
 def install() -> None:
@@ -151,4 +166,8 @@ def command(python: str, directory: Path, config: Path) -> tuple[list[str], dict
     root = str(Path(__file__).parent.parent.parent)
     before = os.environ.get("PYTHONPATH", "")
     path = os.pathsep.join(filter(None, [root, before]))
-    return argv, {"PYTHONPATH": path, **wall_clock.environment(directory)}
+    return argv, {
+        "PYTHONPATH": path,
+        **wall_clock.environment(directory),
+        **disk.environment(directory),
+    }

@@ -157,7 +157,8 @@ _METHODS: Final = {
     "mutants": "Bugs put into the sources on purpose, most of which BookKeeper or a peer once had",
     "crash": "A bookie's storage: a crash at, and a failure of, each disk operation; damaged files",
     "fuzz": "Malformed input to every parser of bytes and text",
-    "chaos": "Real processes under load that are killed, paused, cut off and rolled back",
+    "chaos": "Real processes under load that are killed, paused, cut off and rolled back; disks "
+    "that are full or hang",
     "hostile": "Hostile clients against a real bookie, beside a steady appender",
     "lab": "The [lab](spark_ledger/lab/README.md)'s Kafka, Raft, RocketMQ, DLedger and BookKeeper, "
     "with faults drawn from a seed",
@@ -170,7 +171,7 @@ _SHARES: Final = {
     "mutants": f"{effort.MUTANTS.test} bugs",
     "crash": f"{effort.CRASH_POINTS.test:,} crash points, fewer of the others",
     "fuzz": f"{effort.FUZZED_INPUTS.test:,} inputs, and a bookie's socket",
-    "chaos": f"two mixes of faults, {effort.CHAOS_SECONDS.test} s each",
+    "chaos": f"three mixes of faults, {effort.CHAOS_SECONDS.test} s each",
     "hostile": f"{len(effort.HOSTILE_KINDS)} kinds, {effort.HOSTILE_SECONDS.test} s each",
     "lab": f"{effort.LAB_SCHEDULES.test} schedules of each model",
     "coverage": "these tests, not measured",
