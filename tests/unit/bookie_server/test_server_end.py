@@ -15,14 +15,14 @@ from bookie_server import registration, server
 from bookie_server.bookie import Bookie
 from bookie_server.collection.collector import LedgerCollector
 from bookie_server.core.read_only import Cause, Stall
-from bookie_server.exit_codes import EXIT_FATAL, EXIT_OK
+from bookie_server.exit_codes import EXIT_FATAL, EXIT_OK, EXIT_REFUSED
 from bookie_server.server import BookieServer
 from bookie_server.service.grpc_service import BookieService
-from spark_ledger.errors import CorruptionError
+from spark_ledger.errors import ConfigurationError, CorruptionError
 from spark_ledger.metadata.collection import CollectionOrder, write_order
-from spark_ledger.metadata.cookies import leaving_path
-from spark_ledger.metadata.memory import Fault, MemoryMetadataStore
-from tests.unit.bookie_server.test_server import B, Cluster, until
+from spark_ledger.metadata.cookies import cookie_path, leaving_path, left_path
+from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
+from tests.unit.bookie_server.test_server import NODE, B, Cluster, until
 from tests.unit.bookie_server.test_server import cluster as cluster
 
 
@@ -76,6 +76,53 @@ def test_bookie_that_is_told_to_leave_is_read_only_at_once(
             await operator.create(leaving_path(B), b"")
             await until(lambda: announced(cluster) == ([], [B]))
             await operator.delete(leaving_path(B))
+            await until(lambda: announced(cluster) == ([B], []))
+        assert await running == EXIT_OK
+
+    asyncio.run(main())
+
+
+def test_bookie_that_was_taken_out_while_it_was_away_is_not_registered_again(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its operator was told that it is out, and its directories may be emptied at any time."""
+
+    async def main() -> None:
+        operator, away = cluster.tree.open_session(), asyncio.Event()
+        registered: list[str] = []
+
+        def interpose(name: str, path: str) -> Fault:
+            if (name, path) == ("create", NODE):
+                registered.append(path)
+            return Fault(Outcome.UNAVAILABLE) if away.is_set() else Fault()
+
+        cluster.interpose = interpose
+        async with serving(cluster) as (_, running):
+            away.set()
+            cluster.expire()
+            assert announced(cluster) == ([], [])
+            await operator.create(left_path(B), b"")
+            await operator.delete(cookie_path(B))
+            away.clear()
+            async with asyncio.timeout(10):
+                assert await running == EXIT_REFUSED
+        assert registered == [NODE], "at its start"
+        assert f"bookie {B} was taken out of its cluster" in caplog.text
+        running = asyncio.create_task(cluster.server().run())
+        with pytest.raises(ConfigurationError, match="was taken out of its cluster"):
+            await running
+
+    asyncio.run(main())
+
+
+def test_bookie_that_a_restored_store_does_not_know_serves_on(cluster: Cluster) -> None:
+    """It has no cookie either, and nobody has taken it out."""
+
+    async def main() -> None:
+        operator = cluster.tree.open_session()
+        async with serving(cluster) as (_, running):
+            await operator.delete(cookie_path(B))
+            cluster.expire()
             await until(lambda: announced(cluster) == ([B], []))
         assert await running == EXIT_OK
 
