@@ -152,6 +152,11 @@ restart of all ZooKeeper servers, and an error before a human would wonder."""
 TAIL_PAUSE_S: Final = 0.05
 """Between rounds of long polls that came to nothing at once, as when bookies are down."""
 
+TAIL_PAUSE_S_MAX: Final = 2.0
+"""The longest of these pauses where bookies answer at once because they are fenced: it doubles. The
+ledger gets a few entries at most, until somebody closes it, and tails hear of that without asking.
+A recovery that was left in the middle is ended by the keeper, after minutes."""
+
 TAIL_FETCH_BYTES_MAX: Final = 8 * MIB
 """What is read at once for all tails of a ledger, before they are told of it: 20 ms of a read. With
 the largest entry behind it, it has room in what is kept."""
