@@ -22,6 +22,7 @@ from pyspark.sql.pandas.types import (
     to_arrow_type,
 )
 
+from connector.marks import without_marks
 from connector.widening import WIDER, widens
 from spark_ledger.errors import NoSuchStreamError, SchemaMismatchError
 from spark_ledger.stream.format.arrow_types import ArrowField
@@ -72,7 +73,8 @@ def arrow_schema_of(schema: spark.StructType) -> pa.Schema:
     """
     known = next((stored for given, stored in tuple(_CONVERTED) if given == schema), None)
     if known is None:
-        fields = [_arrow_field(field) for field in _nullable_struct(_text_columns(schema)).fields]
+        text = _nullable_struct(_text_columns(schema))
+        fields = [_arrow_field(without_marks(field)) for field in text.fields]
         known = canonical_schema(pa.schema(fields))
         _CONVERTED.appendleft((spark.StructType(list(schema.fields)), known))
     return known
@@ -210,9 +212,9 @@ def _spark_field(field: ArrowField) -> spark.StructField:
         exact = spark._parse_datatype_json_value(json.loads(metadata[TYPE_KEY]))
         if to_arrow_type(exact, timezone="UTC").equals(field.type, check_metadata=False):
             data_type = exact
-    return spark.StructField(
-        field.name, data_type, field.nullable, from_arrow_metadata(field.metadata)
-    )
+    noted = from_arrow_metadata(field.metadata)
+    found = spark.StructField(field.name, data_type, field.nullable, noted)
+    return without_marks(found)  # streams have some that were made when they were stored
 
 
 def read_schema(schema: spark.StructType) -> pa.Schema:
