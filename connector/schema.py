@@ -23,7 +23,7 @@ from pyspark.sql.pandas.types import (
 )
 
 from connector.marks import without_marks
-from connector.widening import WIDER, widens
+from connector.widening import WIDER, fits, widens
 from spark_ledger.errors import NoSuchStreamError, SchemaMismatchError
 from spark_ledger.stream.format.arrow_types import ArrowField
 from spark_ledger.stream.format.metadata_column import LEDGER_COLUMN
@@ -315,14 +315,9 @@ def why_refused(stored: spark.StructType, offered: spark.StructType, *, merge: b
                     f"column {field.name!r} of type {field.dataType.simpleString()} is missing in "
                     "the DataFrame" + ("" if field.nullable else ", and must not be null")
                 )
-        elif not isinstance(other.dataType, spark.NullType):
-            one, two = field.dataType.simpleString(), other.dataType.simpleString()
-            if one.lower() != two.lower():
-                advice = "; mergeSchema only adds columns" if merge else ""
-                return (
-                    f"column {field.name!r}: the stream has type {one}, the DataFrame has type "
-                    f"{two}; cast it{advice}"
-                )
+        elif not fits(other.dataType, field.dataType):
+            advice = "; mergeSchema only adds columns" if merge else ""
+            return _two_types(field, other) + advice
     for name, field in theirs.items():
         if name not in ours and not merge:
             return (
@@ -330,3 +325,31 @@ def why_refused(stored: spark.StructType, offered: spark.StructType, *, merge: b
                 "stream; set the option mergeSchema=true to add it"
             )
     return None
+
+
+def why_kept_out(stored: pa.Schema, offered: pa.Schema) -> str | None:
+    """Why a stream does not take a DataFrame (as ``arrow_schema_of`` has it) whose types are the
+    same in Arrow, which are those that the store compares; None if it takes it.
+
+    A geometry of one coordinate system would be read as one of another, or not at all, and an
+    interval of hours as one of days.
+    """
+    theirs = {field.name.lower(): field for field in offered}
+    for ours in stored:
+        other = theirs.get(ours.name.lower())
+        if other is not None and not _is_one_type(ours, other):
+            has, given = _spark_field(ours), _spark_field(other)
+            if not fits(given.dataType, has.dataType):
+                return _two_types(has, given) + ", or write it to a column of its own"
+    return None
+
+
+def _is_one_type(one: ArrowField, other: ArrowField) -> bool:
+    """Whether they are certainly the same type of Spark's. It spares each micro-batch the rest."""
+    exact, its_exact = ((each.metadata or {}).get(TYPE_KEY) for each in (one, other))
+    return exact == its_exact and one.type.equals(other.type, check_metadata=True)
+
+
+def _two_types(ours: spark.StructField, theirs: spark.StructField) -> str:
+    one, two = ours.dataType.simpleString(), theirs.dataType.simpleString()
+    return f"column {ours.name!r}: the stream has type {one}, the DataFrame has type {two}; cast it"
