@@ -169,7 +169,8 @@ def widest_schema(
 ) -> spark.StructType:
     """The Spark schema that rows of several streams fit: all columns, each in its widest type.
 
-    A column that some stream lacks, or may have null in, is nullable. Names match in any case.
+    A column that some stream lacks, or may have null in, is nullable, and so is what is inside of a
+    type that is not the same in all. Names match in any case.
 
     Raises NoSuchStreamError without a stream, SchemaMismatchError naming two streams and a column
     if one has a type of which neither is the wider.
@@ -193,6 +194,8 @@ def widest_schema(
                         "values of both: read them apart, and cast it before union()"
                     )
                 wider, owner = field.dataType, name
+            if has.dataType != field.dataType:  # such as in what may be null inside of it
+                wider = _nullable(wider)
             made = spark.StructField(has.name, wider, nullable, has.metadata)
             widest[field.name.lower()] = made, owner
     fields = []
