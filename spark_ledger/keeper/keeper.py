@@ -34,6 +34,7 @@ from spark_ledger.keeper.config import KeeperConfig
 from spark_ledger.keeper.decisions import Verdict, judge_open, judge_unnamed
 from spark_ledger.keeper.election import Election
 from spark_ledger.keeper.gone import GoneOwners
+from spark_ledger.keeper.halfway import HalfwayRecoveries
 from spark_ledger.keeper.nodes import STATE_PATH, Done, Found, KeeperState, read_state
 from spark_ledger.keeper.optimizing import Packable, StreamOptimizer
 from spark_ledger.keeper.seen import Failed, Pass, StreamOf
@@ -99,6 +100,7 @@ class Keeper:
         )
         self._turns = Turns(self._store, self._clock, dry_run=self._config.dry_run)
         self._gone = self._new_count({})
+        self._halfway = HalfwayRecoveries(self._new_count({}))
         self._state: Versioned[KeeperState] | None = None
         self.done: Counter[str] = Counter()
         """What was done, by this one and those before: recovered, deleted, streams; and by
@@ -339,6 +341,7 @@ class Keeper:
         self._stream_of = {i: each for i, each in self._stream_of.items() if i in work.ledgers}
         self._failed = {i: failed for i, failed in self._failed.items() if i in work.ledgers}
         self._locked &= work.ledgers
+        self._halfway.keep_only(work.ledgers)
         for owner in work.listed:
             self._gone.alive(owner)
         left = {self._owner_of.get(ledger_id, "") for ledger_id in work.left}
@@ -363,19 +366,20 @@ class Keeper:
             return None
 
     async def _look_at_open(self, work: Pass, ledger_id: LedgerId) -> None:
-        if self._owner_of.get(ledger_id, "") in work.listed or ledger_id in self._locked:
+        owner_lives = self._owner_of.get(ledger_id, "") in work.listed
+        is_due = not owner_lives or self._halfway.is_due(ledger_id, self._passes)
+        if not is_due or ledger_id in self._locked:
             return
         ledger = await self._read(ledger_id)
-        gone_s = None
+        gone_s = recovering_s = None
         if ledger is not None:
             self._owner_of[ledger_id] = ledger.value.owner
             gone_s = await self._gone_s(work, ledger.value.owner)
+            recovering_s = self._halfway.seen_s(ledger.value, self._clock())
         work.counts["open dead"] += gone_s is not None
-        verdict = judge_open(
-            None if ledger is None else ledger.value,
-            gone_s=gone_s,
-            grace_s=self._config.owner_grace_s,
-        )
+        found = None if ledger is None else ledger.value
+        grace_s = self._config.owner_grace_s
+        verdict = judge_open(found, gone_s=gone_s, recovering_s=recovering_s, grace_s=grace_s)
         failed = self._failed.get(ledger_id)
         if verdict is Verdict.WAIT or (failed is not None and work.now < failed.again_at):
             return
@@ -398,12 +402,9 @@ class Keeper:
             made_for = self._stream_of[ledger_id] = StreamOf.of(ledger.value)
             has_stream = await work.has_stream(self._store, made_for)
         work.counts["unnamed dead"] += gone_s is not None
-        verdict = judge_unnamed(
-            None if ledger is None else ledger.value,
-            gone_s=gone_s,
-            grace_s=self._config.unnamed_grace_s,
-            has_stream=has_stream,
-        )
+        found = None if ledger is None else ledger.value
+        grace_s = self._config.unnamed_grace_s
+        verdict = judge_unnamed(found, gone_s=gone_s, grace_s=grace_s, has_stream=has_stream)
         if verdict is Verdict.WAIT:
             return
         work.plan.append((verdict, ledger_id))
@@ -485,7 +486,7 @@ class Keeper:
         else:
             self._failed.pop(ledger_id, None)
             self.done["recovered"] += 1
-            logger.info("ledger %d is recovered: its writer is gone", ledger_id)
+            logger.info("ledger %d is recovered: who had to close it is gone", ledger_id)
 
     def _fail(self, ledger_id: LedgerId, what: str, error: LedgerError) -> None:
         """Leave a ledger alone for a while, and say why: it holds up no other (rule K6)."""
