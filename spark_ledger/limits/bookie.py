@@ -43,6 +43,11 @@ BOOKIE_REFUSED_APPENDERS_MAX: Final = 65_536
 """On all append streams. Refused appenders are remembered, so that nothing behind a refusal is
 stored. Of more the stream that has most of them is ended, its client starts afresh."""
 
+BOOKIE_REFUSED_OF_A_LEDGER_MAX: Final = 4
+"""So many refused appenders of a ledger are remembered on an append stream. More write to it at
+once in no process of ours: its writer, recoveries, and a copy of repair. Each opens the next one
+when it has read the refusal of the last, so behind so many the oldest refusal was read."""
+
 BOOKIE_MALFORMED_ADDS_MAX: Final = 16
 """On one append stream. Each is answered; a client that sends more of them is not one of ours."""
 
