@@ -206,9 +206,10 @@ class BookieServer:
                 BookieId(self._cookie.bookie_id),
                 describe=self._report.description,
                 metrics=self._metrics,
+                disks=self._bookie.ledger_disks,
             )
             closing.push_async_callback(self._end_reads, service)
-            stalls.start()
+            stalls.start(service.reads.look)
             closing.callback(stalls.stop)
             connections = service.connections
             guard = MemoryGuard(
@@ -226,9 +227,8 @@ class BookieServer:
             address = self._bind(server)
             closing.push_async_callback(self._finish_calls, service, server)
             listener, admin_address = self._bind_admin()
-            registration = self._registration(registry, address, admin_address)
+            self._announced = registration = self._registration(registry, address, admin_address)
             closing.push_async_callback(self._withdraw, registration)
-            self._announced = registration
             await self._unless_stopped(registration.start())
             await server.serve()  # nothing is answered before others can see who answers
             self._tell_ready(address, admin_address)

@@ -17,6 +17,7 @@ from bookie_server.collection.collector import LedgerCollector
 from bookie_server.core.read_only import Cause, Stall
 from bookie_server.exit_codes import EXIT_FATAL, EXIT_OK, EXIT_REFUSED
 from bookie_server.server import BookieServer
+from bookie_server.service import read_threads
 from bookie_server.service.grpc_service import BookieService
 from spark_ledger.errors import ConfigurationError, CorruptionError
 from spark_ledger.metadata.collection import CollectionOrder, write_order
@@ -150,6 +151,37 @@ def test_stall_of_a_disk_is_told_to_clients_and_to_the_cluster_at_once(
     asyncio.run(main())
 
 
+def test_disk_that_answers_no_read_is_told_and_the_bookie_stays_writable(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_threads, "READS_STALLED_S", 0.1)
+    answers = threading.Event()
+
+    async def hangs(service: BookieService) -> bool:
+        await service._answers.reserve("")
+        try:
+            return await service.reads.run(0, lambda: answers.wait(30))
+        finally:
+            service._answers.release()
+
+    async def main() -> None:
+        async with serving(cluster) as (bookie, _running):
+            (directory,) = bookie._config.ledger_directories
+            hung = asyncio.ensure_future(hangs(bookie._service))
+            status = bookie._report.status
+            await until(lambda: status()["stalled_reads"] != {})
+            assert list(bookie._service.reads.stalled) == [str(directory)]
+            assert f'bookie_reads_stalled{{directory="{directory}"}} 1.0' in (
+                bookie._report.exposition().decode()
+            )
+            assert status()["reads_waiting"] == 0 and announced(cluster) == ([B], [])
+            answers.set()
+            assert await hung
+            await until(lambda: status()["stalled_reads"] == {})
+
+    asyncio.run(main())
+
+
 def test_metadata_that_hang_do_not_hold_up_the_stop(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,7 +197,7 @@ def test_metadata_that_hang_do_not_hold_up_the_stop(
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("pool", ["_pool", "_describing"])
+@pytest.mark.parametrize("pool", ["reads", "_describing"])
 def test_disk_that_hangs_under_a_read_does_not_hold_up_the_stop(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, pool: str
 ) -> None:
@@ -176,7 +208,8 @@ def test_disk_that_hangs_under_a_read_does_not_hold_up_the_stop(
 
     async def main() -> None:
         async with serving(cluster) as (bookie, running):
-            reads = getattr(bookie._service, pool)
+            service = bookie._service
+            reads = service.reads._lanes[0].pool if pool == "reads" else service._describing
             for _ in range(reads._max_workers):
                 reads.submit(disk_answers.wait)
             reads.submit(behind.set)
