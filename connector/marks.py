@@ -2,6 +2,7 @@
 
 They belong to the query that set them. Spark finds them in each DataFrame with the column, so in a
 stream they would reach the queries of others: the watermark of who wrote drops rows of who reads.
+What says what the values are stays: that a struct is a window, as ``window_time()`` wants it.
 """
 
 from __future__ import annotations
@@ -13,8 +14,6 @@ from pyspark.sql import types as spark
 MARKS: Final = frozenset(
     {
         "spark.watermarkDelayMs",  # an event time, and how late rows may be
-        "spark.timeWindow",  # an event time, as window() makes them
-        "spark.sessionWindow",
         "__CHAR_VARCHAR_TYPE_STRING",  # text that is padded, or refused, when it is read
         "CURRENT_DEFAULT",  # the value of a missing column, which is null in a stream
         "EXISTS_DEFAULT",

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from tests.spark.conftest import Lab
@@ -123,6 +124,16 @@ def test_large_rows_and_many_rows_are_read(lab: Lab) -> None:
     lab.append(lab.spark.sql("SELECT id, 'y' AS s FROM range(0, 200000, 1, 2)"))
     back = lab.read().selectExpr("count(*) AS n", "sum(length(s)) AS m").collect()[0]
     assert (back.n, back.m) == (200004, 12_200_000)
+
+
+def test_windows_that_are_stored_are_windows(lab: Lab, spark: Any) -> None:
+    """They can be put into larger ones, as those that Spark has just made."""
+    rows = spark.sql("SELECT timestamp'2026-05-01 00:00:00' AS at")
+    lab.append(rows.groupBy(F.window("at", "10 minutes")).count())
+    (row,) = lab.read().select(F.window_time("window").alias("at")).collect()
+    assert row["at"].minute == 9
+    hours = lab.read().groupBy(F.window("window", "1 hour")).sum("count")
+    assert [each["sum(count)"] for each in hours.collect()] == [1]
 
 
 def test_column_takes_what_it_gives_back_and_no_other_kind(lab: Lab) -> None:

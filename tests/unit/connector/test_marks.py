@@ -12,7 +12,12 @@ from pyspark.sql.pandas.types import metadata_key
 from connector.marks import MARKS
 from connector.schema import TYPE_KEY, arrow_schema_of, spark_schema_of, widest_schema
 
-NOTES = {"comment": "why", "ml_attr": {"type": "nominal", "vals": ["a", "b"]}}
+NOTES = {
+    "comment": "why",
+    "ml_attr": {"type": "nominal", "vals": ["a", "b"]},
+    "spark.timeWindow": True,  # that a struct is a window, as window_time() wants it
+    "spark.sessionWindow": True,
+}
 HOURS = spark.DayTimeIntervalType(1, 1)  # its exact type is kept in metadata too
 
 
