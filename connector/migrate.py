@@ -28,6 +28,7 @@ from spark_ledger.stream.model import check_stream_name
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 PARTITION, OFFSET = "kafka_partition", "kafka_offset"
 """Where a record stood in Kafka: columns of the stream."""
@@ -84,9 +85,8 @@ def records_of(frame: DataFrame, job: Job) -> DataFrame:
         )
     if job.topic and "topic" in names:
         topic, torn = F.col(names["topic"]), "a record has no topic: is its file whole?"
-        frame = frame.where(
-            F.when(topic.isNull(), F.raise_error(torn)).otherwise(topic == job.topic)
-        )
+        frame = frame.where((topic == job.topic) | topic.isNull())  # the files pass over the rest
+        frame = frame.where(F.when(topic.isNull(), F.raise_error(torn)).otherwise(F.lit(True)))
 
     def column(name: str, kind: str) -> Column:
         return (
@@ -129,12 +129,44 @@ def source(spark: SparkSession, job: Job, last: Mapping[int, int] | None = None)
         return records if last is None else records.where(_up_to(last))
     if job.format == "json":  # a line that cannot be read is no record of nulls
         reader = reader.schema(JSON_COLUMNS).option("mode", "FAILFAST")
-    else:  # the older of two exports may have no headers
-        known = spark.read.option("mergeSchema", "true").parquet(job.files).schema
-        reader = reader.schema(known)
+    else:
+        reader = reader.schema(_schema_of_files(spark, job))
     if last is None:
         reader = reader.option("maxFilesPerTrigger", job.files_per_batch)
     return records_of(reader.format(job.format).load(job.files), job)
+
+
+def _schema_of_files(spark: SparkSession, job: Job) -> StructType:
+    known = columns_of_files(spark.read.parquet(job.files).schema, is_text=job.base64)
+    if job.topic and "topic" not in map(str.lower, known.names):
+        # One that no file has is not asked for: it would be null in all of them.
+        topics = spark.read.schema("topic string").parquet(job.files)
+        if not topics.where("topic IS NOT NULL").isEmpty():
+            known.add("topic", "string")
+    return known
+
+
+def columns_of_files(known: StructType, *, is_text: bool) -> StructType:
+    """The columns of one Parquet file, and those of Kafka's that it lacks and others may have: the
+    older of two exports may have no headers. ``is_text``: their values are base64.
+
+    Spark itself would merge the columns that nobody copies as well, and refuse those of two types.
+    """
+    from pyspark.sql import types as T
+
+    value = T.StringType() if is_text else T.BinaryType()
+    header = T.StructType().add("key", T.StringType()).add("value", value)
+    kinds: dict[str, T.DataType] = {
+        "key": T.BinaryType(),
+        "headers": T.ArrayType(header),
+        "timestamp": T.TimestampType(),
+        "timestampType": T.IntegerType(),
+        "partition": T.IntegerType(),
+        "offset": T.LongType(),
+    }
+    names = {name.lower() for name in known.names}
+    lacks = [T.StructField(name, kinds[name]) for name in kinds if name.lower() not in names]
+    return T.StructType([*known.fields, *lacks])
 
 
 def _up_to(last: Mapping[int, int]) -> Column:
@@ -291,6 +323,7 @@ def show(report: dict[str, object], *, as_json: bool) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """The command."""
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
@@ -303,6 +336,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except PySparkException as error:
         lacks_kafka = "data source: kafka" in str(error)
         sys.exit(f"error: {KAFKA_MISSING if lacks_kafka else error}")
+    except Py4JJavaError as error:  # Spark has no class of Python's for some
+        sys.exit(f"error: {error.java_exception.getMessage()}")
     show(report, as_json=as_json)
     if not report["proved"]:
         sys.exit("error: source and stream differ; the report says in which partitions")

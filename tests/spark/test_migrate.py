@@ -108,10 +108,26 @@ def test_files_are_read_as_they_are_or_not_at_all(spark: Any, tmp_path: Path) ->
         assert row.value == b"0-%d" % row.kafka_offset
         assert [(each.key, each.value) for each in row.headers] == [("h", b"x")]
 
-    later = whole.drop("headers").withColumn("offset", whole["offset"] + 2)
+    # Another export has no headers, its keys as text, and a column of another type for nobody.
+    later = whole.selectExpr("* EXCEPT (headers, topic)", "'x' AS note")
+    later = later.withColumns({"offset": later["offset"] + 2, "key": later["key"].cast("string")})
     later.write.mode("append").parquet(str(tmp_path / "two"))
-    found = {row.kafka_offset: row.headers is None for row in read(job(tmp_path / "two"))}
-    assert found == {0: False, 1: False, 2: True, 3: True}
+    whole = whole.selectExpr("* EXCEPT (offset)", "offset + 4 AS offset", "1 AS note")
+    whole.write.mode("append").parquet(str(tmp_path / "two"))
+    found = {
+        row.kafka_offset: (row.key, row.headers is None) for row in read(job(tmp_path / "two"))
+    }
+    keys = (None, b"k1")
+    assert found == {n: (keys[n % 2], n in (2, 3)) for n in range(6)}
+    with pytest.raises(Exception, match="a record has no topic"):
+        read(job(tmp_path / "two", "--topic=clicks"))
+    later.write.parquet(str(tmp_path / "one"))
+    assert len(read(job(tmp_path / "one", "--topic=clicks"))) == 2, "no file says of which topic"
+    whole.write.mode("append").parquet(str(tmp_path / "of one"))
+    few = migrate.source(spark, job(tmp_path / "of one", "--topic=clicks"), {})
+    assert few.count() == 2
+    plan = few._jdf.queryExecution().executedPlan().toString()
+    assert "Or(EqualTo(topic,clicks),IsNull(topic))" in plan, "other topics are not decoded"
 
     lines = next((tmp_path / "json").glob("*.json")).read_text().splitlines()
     for name, bad, told in (

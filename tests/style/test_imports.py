@@ -156,7 +156,7 @@ RULES = {
         "spark_ledger.stream",
         "spark_ledger.spark.reports",
         "spark_ledger.connect",
-        libraries="pyspark pyarrow msgspec",
+        libraries="pyspark py4j pyarrow msgspec",
     ),
     # the bookie
     "bookie_server.core": rule(*VALUES, banned=IMPURE),

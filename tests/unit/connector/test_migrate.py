@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.sql import SparkSession
+from pyspark.sql.types import LongType, StructField, StructType
 
 from connector import migrate
 from connector.migrate import Job, check_checkpoint, parse, show
@@ -116,14 +119,53 @@ def test_line_of_json_that_cannot_be_read_ends_the_copy_and_the_proof(
     assert ("option", "mode", "FAILFAST") in spark.asked
 
 
-def test_files_of_two_exports_have_the_columns_of_both(spark: Any) -> None:
-    migrate.source(spark, parse([*BASE, "--files", "f"])[0])
-    assert spark.asked[:4] == [
-        ("readStream",),
-        ("read",),
-        ("option", "mergeSchema", "true"),
-        ("parquet", "f"),
-    ]
+@pytest.mark.parametrize(
+    ("known", "lacks"),
+    [
+        ("value", "key headers timestamp timestampType partition offset"),
+        ("VALUE KEY Headers note offset", "timestamp timestampType partition"),
+        ("value key headers timestamp timestampType partition offset topic", ""),
+    ],
+)
+def test_files_are_asked_for_what_one_of_them_lacks_and_others_may_have(
+    known: str, lacks: str
+) -> None:
+    """The older of two exports may have no headers. What else the files have does not count: it
+    may have another type in each."""
+    had = StructType([StructField(name, LongType()) for name in known.split()])
+    for value in ("binary", "string"):
+        made = migrate.columns_of_files(had, is_text=value == "string")
+        assert made.fields[: len(had)] == had.fields
+        kinds = {
+            "key": "binary",
+            "headers": f"array<struct<key:string,value:{value}>>",
+            "timestamp": "timestamp",
+            "timestampType": "int",
+            "partition": "int",
+            "offset": "bigint",
+        }
+        added = {each.name: each.dataType.simpleString() for each in made.fields[len(had) :]}
+        assert added == {name: kinds[name] for name in lacks.split()}
+    assert len(had) == len(known.split()), "the schema of the frame is not ours to change"
+
+
+def test_error_of_the_jvm_that_spark_does_not_know_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class InJava:
+        _target_id = "o1"
+
+        def getMessage(self) -> str:
+            return "[CANNOT_MERGE_SCHEMAS] Failed"
+
+    def fail(spark: object, job: Job) -> NoReturn:
+        raise Py4JJavaError("An error occurred while calling o1", InJava())
+
+    monkeypatch.setattr(SparkSession, "builder", Spark())
+    monkeypatch.setattr(migrate, "run", fail)
+    with pytest.raises(SystemExit) as ended:
+        migrate.main([*BASE, "--files", "f"])
+    assert ended.value.code == "error: [CANNOT_MERGE_SCHEMAS] Failed"
 
 
 def test_micro_batch_is_committed_if_it_or_a_later_one_is(cluster: Cluster, tmp_path: Path) -> None:
