@@ -5,6 +5,7 @@ Runs in the planner and commit processes beside Spark's driver, before any task 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -34,7 +35,7 @@ from spark_ledger.limits.connector import (
     STREAM_CREATE_ATTEMPTS,
 )
 from spark_ledger.stream.declared import declared_columns
-from spark_ledger.stream.model import ENTRY_BYTES_DEFAULT, Compression
+from spark_ledger.stream.model import ENTRY_BYTES_DEFAULT, Compression, Segment
 from spark_ledger.types import BookieState
 
 if TYPE_CHECKING:
@@ -85,6 +86,26 @@ def _check_columns(
     reason = why_kept_out(stream.schema, offered)
     if reason:
         raise SchemaMismatchError(reason)
+
+
+def check_written(subject: str, segments: Iterable[Segment], offered: pa.Schema | None) -> None:
+    """See that rows are in columns of their types of Spark's: a task may have found a column that
+    another writer added behind ``prepare_stream``, and goes by its type in Arrow. One that was
+    added behind the task is found by the commit. ``offered``: what mergeSchema may have added.
+
+    Raises SchemaMismatchError.
+    """
+    if offered is None:
+        return
+    seen: list[pa.Schema] = []  # few; segments are many
+    for segment in segments:
+        schema = segment.written_in if segment.new_schema is None else segment.new_schema
+        if schema is None or any(schema.equals(each, check_metadata=True) for each in seen):
+            continue
+        reason = why_kept_out(schema, offered)
+        if reason:
+            raise SchemaMismatchError(f"{subject}: {reason}; nothing was committed")
+        seen.append(schema)
 
 
 def _open_or_create(options: WriteOptions, schema: pa.Schema) -> Stream:

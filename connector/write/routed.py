@@ -30,6 +30,7 @@ from connector.retry import retry_transient
 from connector.schema import arrow_schema_of
 from connector.sentences import one_sentence
 from connector.write.handles import starts_anew_if_restored, written_streams
+from connector.write.prepare import check_written
 from connector.write.repeated import (
     MicroBatch,
     check_repeated,
@@ -103,6 +104,7 @@ class RoutedBatchWriter(DataSourceArrowWriter):
         """Make all rows visible at once; runs in the commit process."""
         options, parts = self._options, parts_by_stream(messages)
         application, version = options.transaction_app, options.transaction_version
+        columns = _new_columns(options, self._route.stored, parts)
         opened = open_parts(options, parts)
         try:
             commits = retry_transient(
@@ -110,7 +112,7 @@ class RoutedBatchWriter(DataSourceArrowWriter):
                     [(stream, part.segments) for stream, part in opened],
                     sink_id=application,
                     transaction_id=version,
-                    new_columns=_new_columns(options, self._route.stored),
+                    new_columns=columns,
                 ),
                 f"{options.subject}: the commit of a batch write",
                 idempotent=application is not None,
@@ -138,8 +140,14 @@ class RoutedBatchWriter(DataSourceArrowWriter):
         logger.warning("%s: a batch write was aborted", self._options.subject)
 
 
-def _new_columns(options: WriteOptions, stored: StructType) -> pa.Schema | None:
-    return arrow_schema_of(stored) if options.merge_schema else None
+def _new_columns(
+    options: WriteOptions, stored: StructType, parts: Sequence[Part]
+) -> pa.Schema | None:
+    """The columns that the commit may add. Raises as ``check_written`` of each part."""
+    columns = arrow_schema_of(stored) if options.merge_schema else None
+    for part in parts:
+        check_written(f"stream {part.name!r}", part.segments, columns)
+    return columns
 
 
 def _is_of(commit: Commit, part: Part) -> bool:
@@ -211,14 +219,20 @@ class RoutedStreamWriter(DataSourceStreamArrowWriter):
             shared=f"{rows} rows in {len(parts)} streams",
         )
         began = time.monotonic()
-        self._commit(batch, open_parts(self._options, parts))
+        columns = _new_columns(self._options, self._route.stored, parts)
+        self._commit(batch, open_parts(self._options, parts), columns)
         report = report_of_all(written)
         if report is not None:
             took_s = time.monotonic() - began
             send(first.run_id, structs.replace(report, commit_seconds=took_s))
         set_aside("commit")
 
-    def _commit(self, batch: MicroBatch, opened: list[tuple[Stream, Part]]) -> None:
+    def _commit(
+        self,
+        batch: MicroBatch,
+        opened: list[tuple[Stream, Part]],
+        new_columns: pa.Schema | None,
+    ) -> None:
         operation = f"{self._options.subject}: the commit of micro-batch {batch.batch_id}"
         may_be_repeated = is_first_of_run(batch)
         if may_be_repeated:
@@ -232,7 +246,7 @@ class RoutedStreamWriter(DataSourceStreamArrowWriter):
                     sink_id=batch.sink_id,
                     transaction_id=batch.batch_id,
                     run_id=batch.noted_run,
-                    new_columns=_new_columns(self._options, self._route.stored),
+                    new_columns=new_columns,
                 ),
                 operation,
                 idempotent=True,  # a sink commits a batch id at most once (rule T3)

@@ -29,7 +29,7 @@ from connector.retry import retry_transient
 from connector.schema import arrow_schema_of
 from connector.sentences import one_sentence
 from connector.write.handles import starts_anew_if_restored, written_streams
-from connector.write.prepare import prepare_stream
+from connector.write.prepare import check_written, prepare_stream
 from connector.write.repeated import (
     MicroBatch,
     check_repeated,
@@ -135,6 +135,7 @@ class LedgerBatchWriter(DataSourceArrowWriter):
         if not segments and not self._overwrite and not self._adds_columns():
             return
         options = self._options
+        check_written(f"stream {options.stream!r}", segments, self._new_columns)
         try:
             retry_transient(
                 lambda: self._stream().commit_segments(
@@ -196,9 +197,13 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):
         """The id of the stream that takes the rows, and the columns that the commit may add."""
         if self._prepared is None:
             stream_id = prepare_stream(self._options, self._schema)
-            columns = arrow_schema_of(self._schema) if self._options.merge_schema else None
-            self._prepared = stream_id, columns
+            self._prepared = stream_id, self._new_columns()
         return self._prepared
+
+    def _new_columns(self) -> pa.Schema | None:
+        if self._prepared is not None:
+            return self._prepared[1]
+        return arrow_schema_of(self._schema) if self._options.merge_schema else None
 
     def __getstate__(self) -> dict[str, object]:
         self._prepare()  # tasks that prepared it themselves might find another stream of the name
@@ -260,6 +265,7 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):
         # The tasks' stream, not the one that has the name now: it may have been made again since,
         # and the segments fit only the schemas of theirs (rule T7).
         (stream,) = written_streams(self._options, [(self._options.stream, stream_id)])
+        check_written(f"stream {stream.name!r}", batch.segments, self._new_columns())
         operation = f"stream {stream.name!r}: the commit of micro-batch {batch.batch_id}"
         may_be_repeated = is_first_of_run(batch)
         if may_be_repeated:
