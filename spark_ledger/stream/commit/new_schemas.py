@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from spark_ledger.errors import MetadataRestoredError, RewriteError, SchemaMismatchError
 from spark_ledger.stream.format.schema import merge_schema
@@ -16,6 +16,12 @@ from spark_ledger.stream.model import Segment, StreamConfig
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from spark_ledger.stream.format.arrow_types import ArrowField
+
+_NOTES: Final = (b"SPARK::metadata::json", b"PARQUET:field_id")
+"""Metadata of a column about what its values mean to somebody, as its comment, or about the file
+that they come from: the rows are the same rows without."""
 
 
 def with_new_schemas(
@@ -90,13 +96,22 @@ def _with_layout(
     return (extended if merged.equals(layout) else (*extended, merged)), version
 
 
+def _without_notes(field: ArrowField, name: str) -> ArrowField:
+    metadata = field.metadata or {}
+    said: dict[bytes | str, bytes | str] = {
+        key: value for key, value in metadata.items() if key not in _NOTES
+    }
+    return field.with_name(name).with_metadata(said)
+
+
 def _refuse_other_columns(newest: pa.Schema, layout: pa.Schema, stream_name: str) -> None:
     """Raises RewriteError if a column that both have is not the same in both."""
     known = {field.name.lower(): field for field in newest}
     for field in layout:
         same = known.get(field.name.lower(), field)
-        # Inside of a type: what may be null. In metadata: what the values are, and for whom.
-        if not same.with_name(field.name).equals(field, check_metadata=True):
+        # Inside of a type: what may be null. In metadata: what the values are.
+        ours, theirs = (_without_notes(each, field.name) for each in (same, field))
+        if not ours.equals(theirs, check_metadata=True):
             raise RewriteError(
                 f"stream {stream_name!r}: another writer added column {field.name!r} first, and it "
                 "is not quite the same, such as in what may be null; nothing was committed: write "

@@ -239,6 +239,29 @@ def test_racing_columns_that_differ_in_metadata_are_written_again(
         assert with_new_schemas(config, [segment], None)[0] is config
 
 
+@pytest.mark.parametrize(
+    ("note", "is_other"),
+    [
+        (b"SPARK::metadata::json", False),  # comments, attributes of ML
+        (b"PARQUET:field_id", False),  # of the file that the rows were read from
+        (b"spark.type", True),
+        (b"ARROW:extension:metadata", True),
+        (b"unit", True),
+    ],
+)
+def test_racing_columns_that_differ_in_what_is_said_about_them_are_one(
+    note: bytes, is_other: bool
+) -> None:
+    """One after the other both are accepted as well, and the first one's word counts."""
+    named = SCHEMA.append(pa.field("a", pa.string(), metadata={note: b"1"}))
+    plain = SCHEMA.append(pa.field("a", pa.string()))
+    for first, second in ((named, plain), (plain, named)):
+        config = StreamConfig("s", "id", (SCHEMA, first))
+        segment = Segment(-1, loose().ledger_id, *loose_bounds(), 1, 1, 1, (1,), new_schema=second)
+        with pytest.raises(RewriteError) if is_other else nullcontext():
+            assert with_new_schemas(config, [segment], None)[0] is config
+
+
 def test_racing_columns_that_differ_in_what_may_be_null_are_written_again() -> None:
     """Rows with a null inside would not fit the column as the winner declared it."""
     strict = pa.struct([pa.field("x", pa.int64(), nullable=False)])
