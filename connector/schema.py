@@ -169,8 +169,8 @@ def widest_schema(
 ) -> spark.StructType:
     """The Spark schema that rows of several streams fit: all columns, each in its widest type.
 
-    A column that some stream lacks, or may have null in, is nullable, and so is what is inside of a
-    type that is not the same in all. Names match in any case.
+    A column that some stream lacks, or may have null in, is nullable, and so is what may be null
+    inside of a type in some. Names match in any case.
 
     Raises NoSuchStreamError without a stream, SchemaMismatchError naming two streams and a column
     if one has a type of which neither is the wider.
@@ -194,8 +194,8 @@ def widest_schema(
                         "values of both: read them apart, and cast it before union()"
                     )
                 wider, owner = field.dataType, name
-            if has.dataType != field.dataType:  # such as in what may be null inside of it
-                wider = _nullable(wider)
+            for each in (has, field):
+                wider = _with_nulls_of(each.dataType, wider)
             made = spark.StructField(has.name, wider, nullable, has.metadata)
             widest[field.name.lower()] = made, owner
     fields = []
@@ -206,6 +206,31 @@ def widest_schema(
     if include_metadata:
         fields.append(spark.StructField(LEDGER_COLUMN, METADATA_TYPE_OF_SEVERAL, nullable=False))
     return spark.StructType(fields)
+
+
+def _with_nulls_of(narrow: spark.DataType, wide: spark.DataType) -> spark.DataType:
+    """The type ``wide`` with nulls inside wherever one of the two has them. What is strict in both
+    stays so: the state of a query has such types, and Spark goes on with no other one."""
+    if isinstance(narrow, spark.ArrayType) and isinstance(wide, spark.ArrayType):
+        element = _with_nulls_of(narrow.elementType, wide.elementType)
+        return spark.ArrayType(element, narrow.containsNull or wide.containsNull)
+    if isinstance(narrow, spark.MapType) and isinstance(wide, spark.MapType):
+        key = _with_nulls_of(narrow.keyType, wide.keyType)
+        value = _with_nulls_of(narrow.valueType, wide.valueType)
+        return spark.MapType(key, value, narrow.valueContainsNull or wide.valueContainsNull)
+    if isinstance(narrow, spark.StructType) and isinstance(wide, spark.StructType):
+        return spark.StructType(
+            [
+                spark.StructField(
+                    has.name,
+                    _with_nulls_of(other.dataType, has.dataType),
+                    has.nullable or other.nullable,
+                    has.metadata,
+                )
+                for other, has in zip(narrow.fields, wide.fields, strict=True)
+            ]
+        )
+    return wide
 
 
 def _spark_field(field: ArrowField) -> spark.StructField:
@@ -341,10 +366,17 @@ def why_kept_out(stored: pa.Schema, offered: pa.Schema) -> str | None:
     for ours in stored:
         other = theirs.get(ours.name.lower())
         if other is not None and not _is_one_type(ours, other):
-            has, given = _spark_field(ours), _spark_field(other)
+            has, given = _field_of_values(ours), _field_of_values(other)
             if not fits(given.dataType, has.dataType):
                 return _two_types(has, given) + ", or write it to a column of its own"
     return None
+
+
+def _field_of_values(field: ArrowField) -> spark.StructField:
+    try:
+        return _spark_field(field)
+    except (ImportError, PySparkException):  # a class of users that is not here names this type
+        return spark.StructField(field.name, from_arrow_type(field.type), field.nullable)
 
 
 def _is_one_type(one: ArrowField, other: ArrowField) -> bool:

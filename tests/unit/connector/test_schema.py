@@ -19,6 +19,7 @@ from connector.schema import (
     widest_schema,
 )
 from spark_ledger.errors import SchemaMismatchError
+from spark_ledger.stream.format.arrow_types import map_type
 from spark_ledger.stream.format.metadata_column import ledger_type
 
 
@@ -215,6 +216,27 @@ def test_part_of_a_column_that_may_be_null_in_one_of_several_streams_may_be_null
     alike = {"x": schemas["x"], "z": schemas["x"]}
     same = widest_schema(alike, include_metadata=False, subject="streams")
     assert same == spark_schema_of(schemas["x"], include_metadata=False), "as all have it"
+
+
+@pytest.mark.parametrize("names", ["xy", "yx"])
+@pytest.mark.parametrize("is_null", [(False, False), (True, False), (False, True)])
+def test_part_of_a_column_that_is_null_in_none_of_several_streams_is_not(
+    names: str, is_null: tuple[bool, bool]
+) -> None:
+    """Also where the one has the wider type. The state of a query keeps what may be null."""
+
+    def column(kind: pa.DataType, *, null: bool) -> pa.DataType:
+        part = pa.struct([pa.field("p", kind, null)])
+        items = pa.list_(pa.field("element", part, nullable=False))
+        return pa.struct([pa.field("m", map_type(pa.field("key", pa.string(), False),
+                                                 pa.field("value", items, False)))])  # fmt: skip
+
+    kinds = zip((pa.int32(), pa.int64()), is_null, strict=True)
+    types = dict(zip(names, [column(kind, null=null) for kind, null in kinds], strict=True))
+    schemas = {name: pa.schema({"a": types[name]}) for name in "xy"}
+    (a,) = widest_schema(schemas, include_metadata=False, subject="streams").fields
+    expected = pa.schema({"a": column(pa.int64(), null=any(is_null))})
+    assert a == spark_schema_of(expected, include_metadata=False)["a"]
 
 
 def test_streams_that_cannot_be_read_together_are_those_whose_types_are_named() -> None:

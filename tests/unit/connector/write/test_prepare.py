@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
+import json
 import re
 
+import pyarrow as pa
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql.types import (
+    ArrayType,
     DataType,
     DayTimeIntervalType,
     GeometryType,
+    LongType,
     NullType,
     StringType,
     StructField,
     StructType,
 )
 
+from connector.schema import TYPE_KEY, arrow_schema_of, spark_schema_of, why_kept_out
 from spark_ledger.errors import SchemaMismatchError
 from tests.unit.connector.world import Cluster, batch_write, cluster
 
 __all__ = ["cluster"]
+
+
+@pytest.mark.parametrize("name", ["nowhere.Point", "__main__.Point"])
+def test_type_of_a_user_whose_class_is_not_here_is_the_type_that_it_is_a_name_for(
+    name: str,
+) -> None:
+    """The program that writes a plain array need not have it."""
+    plain = arrow_schema_of(StructType([StructField("x", ArrayType(LongType()))]))
+    exact = {"type": "udt", "class": None, "pyClass": name, "sqlType": "string"}
+    stored = pa.schema([plain.field("x").with_metadata({TYPE_KEY: json.dumps(exact).encode()})])
+    assert why_kept_out(stored, plain) is None
+    assert why_kept_out(plain, stored) is None
+    with pytest.raises((ImportError, PySparkException)):
+        spark_schema_of(stored, include_metadata=False)
 
 
 @pytest.mark.parametrize("options", [{}, {"mergeSchema": "true"}])
