@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from bookie_server.storage.blocks import Block
 from bookie_server.storage.journal.batch_log import BatchLog, WrittenBatch
-from bookie_server.storage.journal.mark import Mark
+from bookie_server.storage.journal.mark import Mark, Marks
 from bookie_server.storage.journal.supply import NoRoomError
 from bookie_server.storage.journal.waiting import JournalStats, Waiting
 from bookie_server.storage.journal.witness import JOURNAL_LOG, run_log_number, witness_body
@@ -36,6 +36,15 @@ class DurableMarks(NamedTuple):
 
     journal: Mark
     run_logs: tuple[Mark, ...]
+
+    def of(self, directory: int) -> Marks:
+        """Those that count for a ledger directory."""
+        run_log = self.run_logs[directory] if self.run_logs else None
+        has_run_log = run_log is not None and run_log.file_number > 0
+        return (
+            self.journal if self.journal.file_number else None,
+            run_log if has_run_log else None,
+        )
 
 
 class RunLog:

@@ -150,7 +150,7 @@ def _behind_all_files(file_system: FileSystem, directory: Path, end: Mark) -> Ma
 
 def _start_of_run_log(file_system: FileSystem, store: DirectoryStore) -> Mark | None:
     """Where to read a directory's run log from; None when there never was one."""
-    return _start(file_system, store.directory, {store.directory: store.run_log_mark})
+    return _start(file_system, store.directory, {store.directory: store.covered.run_log_mark})
 
 
 def _end_of_run_log(file_system: FileSystem, store: DirectoryStore, start: Mark | None) -> Mark:

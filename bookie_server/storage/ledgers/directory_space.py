@@ -25,7 +25,7 @@ from bookie_server.storage.index.base import (
     run_log_id,
 )
 from bookie_server.storage.journal.files import journal_numbers
-from bookie_server.storage.journal.mark import Mark
+from bookie_server.storage.ledgers.covered import Covered
 from bookie_server.storage.ledgers.dead_blocks import DeadBlocks
 from bookie_server.storage.ledgers.entry_log import EntryLogReader, EntryLogWriter, block_path
 from bookie_server.storage.ledgers.entry_log import log_ids as entry_log_ids
@@ -70,7 +70,7 @@ class DirectorySpace:
         index: Index,
         reader: EntryLogReader,
         logs: EntryLogs,
-        run_log_mark: Callable[[], Mark | None],
+        covered: Covered,
         lacking: Lacking,
     ) -> None:
         """``lacking``: what is damaged and of which no good copy has come yet: its logs stay."""
@@ -80,7 +80,7 @@ class DirectorySpace:
         self._index = index
         self._reader = reader
         self._logs = logs
-        self._run_log_mark = run_log_mark
+        self._covered = covered
         self._lacking = lacking
         # Any thread: it has a lock of its own.
         self.dead = DeadBlocks()
@@ -337,7 +337,7 @@ class DirectorySpace:
 
     def _covered_run_log_files(self) -> list[int]:
         """Files of the run log that no start reads any more: the mark is in a later one."""
-        mark = self._run_log_mark()
+        mark = self._covered.run_log_mark
         numbers = journal_numbers(self._file_system, self.directory)
         return [number for number in numbers if mark is not None and number < mark.file_number]
 
