@@ -102,7 +102,8 @@ class DirectorySpace:
         self._copies: dict[int, int] = {}
         """Logs of copies, and what was alive in each at the first look."""
         self._writer: EntryLogWriter | None = None
-        self._writer_is_named = False
+        self._named_bytes = 0
+        """Up to where rows may name blocks of it."""
 
     def may_compact(self, log: LogState) -> bool:
         """Whether a copy could be smaller, and can be made.
@@ -256,11 +257,11 @@ class DirectorySpace:
     def finish(self) -> None:
         """End the log of copies, at the end of a pass. Raises OSError."""
         writer, self._writer = self._writer, None
-        if writer is not None and self._writer_is_named:
+        if writer is not None and self._named_bytes:
             self._copies[writer.log_id] = 0
             writer.finish()
         elif writer is not None:
-            writer.abandon(remove=True)
+            writer.abandon(named_bytes=0)
 
     def _move(self, moves: list[_Move], lock: Lock) -> int:
         """Have rows name the copies of their blocks, where they are as they were; how many did."""
@@ -279,29 +280,29 @@ class DirectorySpace:
                 update.abort()
                 if committing and not isinstance(error, NotCommittedError):
                     self._logs.doubt(self._writer.log_id)
-                    self._writer_is_named = True
+                    self._named_bytes = self._writer.size
                 raise
-        self._writer_is_named = True
+        self._named_bytes = self._writer.size
         moves.clear()
         return moved
 
     def _writer_for(self, lock: Lock, log_bytes: int) -> EntryLogWriter:
         """The log of copies, or a new one."""
-        if self._writer is not None and self._writer.size >= log_bytes and self._writer_is_named:
+        if self._writer is not None and self._writer.size >= log_bytes and self._named_bytes:
             self.finish()
         if self._writer is None:
             with lock:
                 log_id = self._logs.new_log_id()
-            self._writer_is_named = False
+            self._named_bytes = 0
             self._writer = EntryLogWriter(self._file_system, self.directory, log_id)
         return self._writer
 
     def _abandon_writer(self) -> None:
-        """Leave the log of copies after a failure (rule S3); it goes unless rows may name it."""
+        """Leave the log of copies after a failure (rule S3); what no row may name goes."""
         writer, self._writer = self._writer, None
         if writer is not None:
             with suppress(OSError):  # it costs space only, and goes with the next start
-                writer.abandon(remove=not self._writer_is_named)
+                writer.abandon(named_bytes=self._named_bytes)
 
     def _tell_missing(self, uses: dict[int, LogUse], in_use: set[int]) -> None:
         """Say once of each log that rows name, and that is not there."""

@@ -111,6 +111,7 @@ class DirectoryStore:
             entry_log_bytes=entry_log_bytes,
             cached_bytes=entry_log_cached_bytes,
             highest_log=index.highest_log(),
+            forget=self._reader.forget,
         )
         # Whoever compacts.
         self.space = DirectorySpace(
