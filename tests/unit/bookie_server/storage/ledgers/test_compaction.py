@@ -12,7 +12,6 @@ import pytest
 
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
 from bookie_server.storage.journal.files import journal_numbers
-from bookie_server.storage.ledgers import directory_space
 from bookie_server.storage.ledgers.compaction import Compactor
 from bookie_server.storage.ledgers.directory_space import DirectorySpace, Stopped
 from bookie_server.storage.ledgers.entry_log import EntryLogReader, EntryLogWriter, log_ids
@@ -217,33 +216,6 @@ def test_no_space_for_the_copy_leaves_the_old_log_and_no_other(
     compact(small)
     assert small.held(6) == expected(6, range(30))
     assert small.bookie.stats().ledger_storage.compaction.last_failure == ""
-
-
-def test_copy_that_fails_behind_its_first_rows_keeps_these_and_gives_the_rest_back(
-    small: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mixed(small)
-    delete(small, 2, 4)
-    real, named = EntryLogWriter.sync, list[int]()
-
-    def sync(writer: EntryLogWriter) -> None:
-        if named:
-            writer.write_buffered()
-            raise OSError(errno.EIO, "Input/output error")
-        real(writer)
-        named.append(writer.size)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(directory_space, "COMPACTION_ROWS_AT_ONCE", 1)
-        patch.setattr(EntryLogWriter, "sync", sync)
-        patch.setattr(small.bookie._storage.compactor, "_log_bytes", MIB)
-        with pytest.raises(OSError, match="Input/output"):
-            compact(small)
-    copy = files_of(small).open(EVEN / f"entries-{logs(small)[0][-1]:010}.log")
-    assert copy.size() - copy.hole_bytes() == named[0] < copy.size()
-    assert small.held(6) == expected(6, range(30))
-    compact(small)
-    assert small.held(6) == expected(6, range(30))
 
 
 def test_log_of_a_commit_that_may_have_happened_stays_until_the_next_one(
