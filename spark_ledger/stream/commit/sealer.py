@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from spark_ledger.errors import (
+    ConfigurationError,
     ConflictError,
     CorruptionError,
     LedgerError,
+    MetadataRestoredError,
     NoSuchStreamError,
     NotEnoughBookiesError,
     NotFoundError,
@@ -113,6 +115,7 @@ class Sealer:
         self._schemas = schemas
         self._work: asyncio.Task[None] | None = None
         self._wanted = 0
+        self._told = ""
 
     async def after_commit(self, number: int) -> None:
         """Have sealed what is to be sealed now that this commit was made. Never raises."""
@@ -138,13 +141,17 @@ class Sealer:
             try:
                 await self.seal(end)
             except LedgerError as error:
-                logger.debug(
-                    "stream %r: commits up to %d are left to the next that seals: %s",
-                    self._nodes.name,
-                    end - 1,
-                    error,
-                )
+                self._tell(f"commits up to {end - 1} are left to the next that seals", error)
                 return
+
+    def _tell(self, what: str, error: LedgerError) -> None:
+        """Log why something is not done: loudly, once, what does not pass by itself."""
+        lasts = isinstance(error, (CorruptionError, ConfigurationError, NotFoundError))
+        if isinstance(error, NoSuchStreamError) or str(error) == self._told:
+            lasts = False
+        self._told = str(error) if lasts else self._told
+        level = logging.WARNING if lasts else logging.DEBUG
+        logger.log(level, "stream %r: %s: %s", self._nodes.name, what, error)
 
     async def seal(self, end: int) -> None:
         """Seal commits below ``end``, of which all are made, in whole leaves.
@@ -258,15 +265,12 @@ class Sealer:
         """Put a page above the oldest pages of a level that are named by the root alone.
 
         Leaves move along, into the ledger of that page: otherwise each hundred commits would keep
-        a ledger of their own. Pages above leaves stay where they are.
+        a ledger of their own. Pages above leaves stay where they are, and so do all leaves if one
+        of them is lost or damaged: else the root would name each of those behind it, for ever.
         """
         root = before.value
         pages = [page for page in root.pages() if page.level == level][: root.fan_out]
-        leaves: list[bytes] = []
-        if level == 0:
-            for start in range(0, len(pages), _READS_AT_ONCE):
-                some = pages[start : start + _READS_AT_ONCE]
-                leaves += await run_all(self._manifests.leaf_bytes(root, page) for page in some)
+        leaves, damage = await self._leaves(root, pages) if level == 0 else ([], None)
         named: list[PagePointer] = [page.pointer for page in pages]
 
         def written(ledger_id: LedgerId) -> list[bytes]:
@@ -284,7 +288,25 @@ class Sealer:
         if not await self._replace(before, after, deletes, made=[ledger], holds=pages[0].first):
             return False
         self._manifests.forget(left)
+        if damage is not None:  # not only a root that was old
+            first, end = pages[0].first, pages[-1].first + root.leaf_commits
+            self._tell(f"manifests of commits {first} to {end - 1} stay where they are", damage)
         return True
+
+    async def _leaves(
+        self, root: ManifestRoot, pages: Sequence[Page]
+    ) -> tuple[list[bytes], LedgerError | None]:
+        """The bytes of leaves that are to move; none if one of them cannot be read, and why."""
+        leaves: list[bytes] = []
+        try:
+            for start in range(0, len(pages), _READS_AT_ONCE):
+                some = pages[start : start + _READS_AT_ONCE]
+                leaves += await run_all(self._manifests.leaf_bytes(root, page) for page in some)
+        except MetadataRestoredError:
+            raise
+        except (NotFoundError, CorruptionError) as error:
+            return [], error
+        return leaves, None
 
     # -- ledgers and the root ----------------------------------------------------------------------
 
@@ -342,6 +364,20 @@ class Sealer:
         them. If the transaction has not named them they are deleted, and it takes no effect any
         more (rule T12).
         """
+        try:
+            return await self._send(before, after, deletes, made, holds)
+        except LedgerError:
+            await self._drop(made)
+            raise
+
+    async def _send(
+        self,
+        before: _Before,
+        after: ManifestRoot,
+        deletes: Sequence[Operation],
+        made: Sequence[OpenLedger],
+        holds: int,
+    ) -> bool:
         nodes = self._nodes
         operations = [
             Check(nodes.identity_path(after.stream_id), 0),
@@ -374,11 +410,7 @@ class Sealer:
 
     async def _find(self, before: _Before, made: Sequence[OpenLedger], holds: int) -> bool | None:
         """Whether a transaction whose reply was lost was applied; None while it may still be."""
-        try:
-            await self._manifests.read_root(latest=True)
-        except NoSuchStreamError:
-            await self._drop(made)
-            raise
+        await self._manifests.read_root(latest=True)
         newest = self._manifests.versioned
         if newest is None or newest.version == before.version:
             return None

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 import pytest
 
-from spark_ledger.errors import DataLossError, NoSuchStreamError, NotFoundError
+from spark_ledger.errors import (
+    BookieUnavailableError,
+    ConfigurationError,
+    CorruptionError,
+    NoSuchStreamError,
+)
+from spark_ledger.metadata.base import Operation
 from spark_ledger.metadata.memory import Fault, Outcome
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.commit import sealer
@@ -15,7 +22,7 @@ from spark_ledger.stream.manifest.store import ManifestStore
 from spark_ledger.stream.manifest.tree import ManifestRoot
 from spark_ledger.stream.model import Commit
 from spark_ledger.stream.stream import Stream
-from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
+from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers, FakeReader
 from tests.unit.spark_ledger.stream.world import (
     SCHEMA,
     Faults,
@@ -195,8 +202,11 @@ def test_refused_merge_keeps_no_commit_from_being_sealed(monkeypatch: pytest.Mon
     run(scenario())
 
 
-def test_lost_page_keeps_no_commit_from_being_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pages beside it are merged no more, and the root names each leaf."""
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_lost_leaf_keeps_no_page_from_being_named_by_another(
+    is_damaged: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A root that named each leaf behind it would grow until no commit could be sealed."""
     small_manifests(monkeypatch, leaf=2, fan_out=3)
 
     async def scenario() -> None:
@@ -205,18 +215,82 @@ def test_lost_page_keeps_no_commit_from_being_sealed(monkeypatch: pytest.MonkeyP
         commits = await committed(stream, 4)
         await stream._committer.sealer.close()
         (lost,) = root_of(ledgers).ledgers()
-        del ledgers.ledgers[lost]
+        if is_damaged:
+            ledgers.ledgers[lost].payloads[0] = b"damaged"
+        else:
+            del ledgers.ledgers[lost]
         later = await another(ledgers)[1].open("s")
-        for _ in range(10):  # a sealing that meets the page ends, and the next commit's goes on
+        for _ in range(58):
             commits += await committed(later, 2)
             await later._committer.sealer.close()
-        assert root_of(ledgers).sealed == 22
-        with pytest.raises(NotFoundError):
-            await later._committer.sealer.seal(24)
+        root = root_of(ledgers)
+        assert root.sealed == 118
+        assert all(len(pages) < root.fan_out for pages in root.levels) and len(root.levels) == 4
         reader = await another(ledgers)[1].open("s")
-        assert await reader.commits(2, 24) == commits[2:]
-        with pytest.raises(DataLossError, match="cannot be read"):
+        assert await reader.commits(2, 120) == commits[2:]
+        with pytest.raises(CorruptionError):
             await reader.commit(0)
+        (said,) = [each for each in caplog.messages if "stay where they are" in each]
+        assert "commits 0 to 5" in said
+        named = {page.pointer.ledger_id for page in await pages_of(stream)}
+        assert set(ledgers.ledgers) == named - ({lost} if not is_damaged else set())
+
+    run(scenario())
+
+
+def test_leaf_whose_bookies_are_away_keeps_no_commit_from_being_sealed_and_is_merged_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small_manifests(monkeypatch, leaf=2, fan_out=3)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
+        await committed(stream, 5)
+        await stream._committer.sealer.close()
+        client, streams = another(ledgers)
+        stream = await streams.open("s")
+        opened = client.open_unconfirmed
+
+        async def away(ledger_id: int) -> FakeReader:
+            raise BookieUnavailableError("no answer")
+
+        monkeypatch.setattr(client, "open_unconfirmed", away)
+        for _ in range(6):
+            await committed(stream, 2)
+            await stream._committer.sealer.close()
+        assert root_of(ledgers).sealed == 14 and len(root_of(ledgers).levels) == 1
+        monkeypatch.setattr(client, "open_unconfirmed", opened)
+        await committed(stream, 2)
+        await stream._committer.sealer.close()
+        root = root_of(ledgers)
+        assert all(len(pages) < root.fan_out for pages in root.levels)
+
+    run(scenario())
+
+
+def test_sealing_that_the_store_refuses_leaves_no_ledger_and_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a transaction that is too large: each try would leave one, for as long as its maker."""
+    small_manifests(monkeypatch)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
+        inner = ledgers.store.transaction
+
+        async def transaction(operations: Sequence[Operation]) -> None:
+            if any(each.path == "streams/s/manifests" for each in operations):
+                raise ConfigurationError("the transaction is too large")
+            await inner(operations)
+
+        monkeypatch.setattr(ledgers.store, "transaction", transaction)
+        for _ in range(4):
+            await committed(stream, 2)
+            await stream._committer.sealer.close()
+        assert len(ledgers.writers) > 2 and ledgers.ledgers == {}
+        assert len([each for each in caplog.messages if "too large" in each]) == 1
 
     run(scenario())
 
