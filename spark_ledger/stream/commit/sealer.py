@@ -1,9 +1,10 @@
 """Seals commits: moves them from metadata nodes into manifests, after every fiftieth commit.
 
 Whoever made that commit does it in the background: a commit never fails for it, and waits only
-where too much is left undone. One transaction replaces the root and deletes the nodes and ledgers
-that it names no more (rules T11 and T12), so a crash leaves at most a ledger that no root has
-named. It has the purpose ``manifest`` and the id of its stream.
+where too much is left undone. One transaction replaces the root and deletes the nodes that it has
+in leaves (rule T11), so a crash leaves at most a ledger that no root has named. It has the purpose
+``manifest`` and the id of its stream. Ledgers that leaves have left are a keeper's to delete
+(rule T12).
 """
 
 from __future__ import annotations
@@ -272,20 +273,18 @@ class Sealer:
         pages = [page for page in root.pages() if page.level == level][: root.fan_out]
         leaves, damage = await self._leaves(root, pages) if level == 0 else ([], None)
         named: list[PagePointer] = [page.pointer for page in pages]
+        left = sorted(await self._left(root, pages)) if leaves else []
 
         def written(ledger_id: LedgerId) -> list[bytes]:
             if leaves:
                 named[:] = _moved(pages, ledger_id)
-            return [*leaves, encode_index(root.stream_id, level + 1, pages[0].first, named)]
+            above = encode_index(root.stream_id, level + 1, pages[0].first, named, left)
+            return [*leaves, above]
 
         ledger = await self._write(written)
         above = index_pointer(ledger.ledger_id, len(leaves), named)
         after = root.merged(level, above)
-        left: set[LedgerId] = set()
-        if leaves:
-            left = {LedgerId(page.pointer.ledger_id) for page in pages} - after.ledgers()
-        deletes = self._ledgers.naming.deletes(sorted(left))
-        if not await self._replace(before, after, deletes, made=[ledger], holds=pages[0].first):
+        if not await self._replace(before, after, [], made=[ledger], holds=pages[0].first):
             return False
         self._manifests.forget(left)
         if damage is not None:  # not only a root that was old
@@ -307,6 +306,22 @@ class Sealer:
         except (NotFoundError, CorruptionError) as error:
             return [], error
         return leaves, None
+
+    async def _left(self, root: ManifestRoot, pages: Sequence[Page]) -> set[LedgerId]:
+        """The ledgers in which no page is any more once these leaves have moved."""
+        left = {LedgerId(page.pointer.ledger_id) for page in pages}
+        left -= {LedgerId(p.pointer.ledger_id) for p in root.pages() if p not in pages}
+        first, ledger_id = pages[0].first, LedgerId(pages[0].pointer.ledger_id)
+        if pages[0].pointer.entry_id and first > root.dropped:
+            # The leaf before it was sealed with it, and has moved; or it stayed where it is.
+            try:
+                page = (await self._manifests.path(root, first - 1))[-1]
+            except MetadataRestoredError:
+                raise
+            except (NotFoundError, CorruptionError):
+                return left - {ledger_id}
+            left.discard(LedgerId(page.pointer.ledger_id))
+        return left
 
     # -- ledgers and the root ----------------------------------------------------------------------
 

@@ -28,6 +28,8 @@ from tests.unit.spark_ledger.stream.world import (
     Faults,
     another,
     commit_nodes,
+    former_of,
+    free_merged,
     loose,
     pages_of,
     root_of,
@@ -125,8 +127,10 @@ def test_pages_that_were_sealed_here_are_merged_without_being_read(
         commits = await committed(stream, 50)
         await stream._committer.sealer.close()
         assert len(root_of(ledgers).levels) == 2
-        assert ledgers.reads == []
+        # Of those that a merge has parted from others of their ledger, the page above the others.
+        assert all(first == 5 for _, first, _ in ledgers.reads)
         kept = stream._log.manifests._pages
+        assert await free_merged(ledgers)
         assert {key[0] for key in kept} <= set(ledgers.ledgers), "nor are those kept that are gone"
         assert stream._log.manifests.memory_bytes == 1024 * len(kept)
         assert await (await another(ledgers)[1].open("s")).commits(0, 50) == commits
@@ -170,6 +174,7 @@ def test_sealing_that_dies_anywhere_leaves_no_ledger_that_a_root_has_named(
         await dying._committer.sealer._seal_quietly()
         reader = await another(ledgers)[1].open("s")
         now = {page.pointer.ledger_id for page in await pages_of(reader)}
+        now |= await former_of(reader)
         assert set(ledgers.ledgers) & named <= now, step
         assert len(await reader.commits(0, 8)) == 8
         monkeypatch.setattr(sealer, "COMMITS_KEPT_AS_NODES", 1000)
@@ -181,7 +186,7 @@ def test_sealing_that_dies_anywhere_leaves_no_ledger_that_a_root_has_named(
     assert step > 10
 
 
-def test_refused_merge_keeps_no_commit_from_being_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaf_that_is_gone_and_was_kept_here_is_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a keeper has deleted a leaf that was dropped, and died before it wrote the root."""
     small_manifests(monkeypatch, leaf=2, fan_out=3)
 
@@ -195,9 +200,10 @@ def test_refused_merge_keeps_no_commit_from_being_sealed(monkeypatch: pytest.Mon
         await committed(stream, 20)  # it has kept the leaf
         await stream._committer.sealer.close()
         assert root_of(ledgers).sealed == 22
-        assert len(root_of(ledgers).levels) == 1
+        assert len(root_of(ledgers).levels) == 3
         named = {page.pointer.ledger_id for page in await pages_of(stream)}
-        assert set(ledgers.ledgers) == named - {gone}, "what could not be named is deleted"
+        assert set(ledgers.ledgers) == named | await former_of(stream) - {gone}
+        assert len(await (await another(ledgers)[1].open("s")).commits(0, 24)) == 24
 
     run(scenario())
 
@@ -232,8 +238,46 @@ def test_lost_leaf_keeps_no_page_from_being_named_by_another(
             await reader.commit(0)
         (said,) = [each for each in caplog.messages if "stay where they are" in each]
         assert "commits 0 to 5" in said
+        assert await free_merged(ledgers)
         named = {page.pointer.ledger_id for page in await pages_of(stream)}
         assert set(ledgers.ledgers) == named - ({lost} if not is_damaged else set())
+        assert await reader.commits(2, 120) == commits[2:]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("loses", ["leaf", "page above", "nothing"])
+def test_ledger_in_which_a_leaf_has_stayed_is_no_former_one(
+    loses: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A seal of many commits has put several leaves into it, and a merge takes only some."""
+    small_manifests(monkeypatch, leaf=2, fan_out=3, kept=1000)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
+        commits = await committed(stream, 15)
+        monkeypatch.setattr(sealer, "COMMITS_KEPT_AS_NODES", 6)
+        monkeypatch.setattr(ManifestRoot, "level_to_merge", lambda _: None)
+        await (await another(ledgers)[1].open("s"))._committer.sealer.seal(15)
+        (shared,) = root_of(ledgers).ledgers()
+        assert len(root_of(ledgers).levels[0]) == 4
+        if loses == "leaf":
+            ledgers.ledgers[shared].payloads[0] = b"damaged"
+        monkeypatch.undo()
+        small_manifests(monkeypatch, leaf=2, fan_out=3, kept=6)
+        await (await another(ledgers)[1].open("s"))._committer.sealer.seal(15)
+        above = root_of(ledgers).levels[1][0].ledger_id
+        if loses == "page above":
+            del ledgers.ledgers[above]
+        monkeypatch.setattr(sealer, "COMMITS_KEPT_AS_NODES", 1)
+        await (await another(ledgers)[1].open("s"))._committer.sealer.seal(15)
+        assert [len(pages) for pages in root_of(ledgers).levels] == [1, 2]
+        await free_merged(ledgers)
+        assert (shared in ledgers.ledgers) is (loses != "nothing")
+        first = {"leaf": 2, "page above": 6, "nothing": 0}[loses]
+        reader = await another(ledgers)[1].open("s")
+        assert await reader.commits(first, 15) == commits[first:]
 
     run(scenario())
 
@@ -343,7 +387,7 @@ def test_pages_are_deleted_if_the_root_is_replaced_by_another_that_has_none_of_t
         read = other._log.manifests.read_root
 
         async def late(*, latest: bool = False) -> ManifestRoot:
-            if latest and len(ledgers.ledgers) == 1:
+            if latest and len(ledgers.writers) == 1:
                 root = await ledgers.store.get("streams/s/manifests")
                 await ledgers.store.put("streams/s/manifests", root.value, root.version)
             return await read(latest=latest)
@@ -353,6 +397,7 @@ def test_pages_are_deleted_if_the_root_is_replaced_by_another_that_has_none_of_t
         assert len(ledgers.writers) == 1 and ledgers.ledgers == {}
         assert root_of(ledgers).sealed == 0 and commit_nodes(ledgers) == list(range(5))
         await other._committer.sealer.seal(5)
+        assert await free_merged(ledgers) == 1
         assert root_of(ledgers).sealed == 4 and len(ledgers.ledgers) == 1
         assert await (await another(ledgers)[1].open("s")).commits(0, 5) == commits
 
