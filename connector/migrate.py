@@ -83,7 +83,10 @@ def records_of(frame: DataFrame, job: Job) -> DataFrame:
             "records of Kafka, as Spark's Kafka source gives them"
         )
     if job.topic and "topic" in names:
-        frame = frame.where(F.col(names["topic"]) == job.topic)
+        topic, torn = F.col(names["topic"]), "a record has no topic: is its file whole?"
+        frame = frame.where(
+            F.when(topic.isNull(), F.raise_error(torn)).otherwise(topic == job.topic)
+        )
 
     def column(name: str, kind: str) -> Column:
         return (
@@ -95,10 +98,16 @@ def records_of(frame: DataFrame, job: Job) -> DataFrame:
     def payload(name: str) -> Column:
         return F.unbase64(column(name, "string")) if job.base64 else column(name, "binary")
 
+    headers = column("headers", "array<struct<key:string,value:binary>>")
+    if job.base64 and "value:string" in dict(frame.dtypes).get(names.get("headers", ""), ""):
+        text = column("headers", "array<struct<key:string,value:string>>")
+        headers = F.transform(
+            text, lambda h: F.struct(h["key"].alias("key"), F.unbase64(h["value"]).alias("value"))
+        )
     return frame.select(
         payload("key").alias("key"),
         payload("value").alias("value"),
-        column("headers", "array<struct<key:string,value:binary>>").alias("headers"),
+        headers.alias("headers"),
         column("timestamp", "timestamp").alias("timestamp"),
         column("timestampType", "int").alias("timestampType"),
         column("partition", "int").alias(PARTITION),
@@ -118,10 +127,11 @@ def source(spark: SparkSession, job: Job, last: Mapping[int, int] | None = None)
             reader = reader.option("maxOffsetsPerTrigger", job.records_per_batch)
         records = records_of(reader.load(), job)
         return records if last is None else records.where(_up_to(last))
-    if job.format == "json":
-        reader = reader.schema(JSON_COLUMNS)
-    else:
-        reader = reader.schema(spark.read.parquet(job.files).schema)
+    if job.format == "json":  # a line that cannot be read is no record of nulls
+        reader = reader.schema(JSON_COLUMNS).option("mode", "FAILFAST")
+    else:  # the older of two exports may have no headers
+        known = spark.read.option("mergeSchema", "true").parquet(job.files).schema
+        reader = reader.schema(known)
     if last is None:
         reader = reader.option("maxFilesPerTrigger", job.files_per_batch)
     return records_of(reader.format(job.format).load(job.files), job)
@@ -251,7 +261,9 @@ def parse(arguments: Sequence[str]) -> tuple[Job, bool]:
     parser.add_argument("--checkpoint", required=True, help="folder that says what was copied")
     parser.add_argument("--files", default="", help="folder of records in files")
     parser.add_argument("--format", choices=("parquet", "json"), default="parquet")
-    parser.add_argument("--base64", action="store_true", help="key and value in JSON are base64")
+    parser.add_argument(
+        "--base64", action="store_true", help="key, value and headers in JSON are base64"
+    )
     parser.add_argument("--bootstrap-servers", default="", help="Kafka's brokers")
     parser.add_argument("--topic", default="", help="with files: of several topics only this one")
     parser.add_argument("--records-per-batch", type=_number, default=1_000_000, help="from Kafka")

@@ -22,7 +22,8 @@ from pyspark.sql.pandas.types import (
     to_arrow_type,
 )
 
-from connector.widening import WIDER, widens
+from connector.marks import without_marks
+from connector.widening import WIDER, fits, widens
 from spark_ledger.errors import NoSuchStreamError, SchemaMismatchError
 from spark_ledger.stream.format.arrow_types import ArrowField
 from spark_ledger.stream.format.metadata_column import LEDGER_COLUMN
@@ -72,7 +73,8 @@ def arrow_schema_of(schema: spark.StructType) -> pa.Schema:
     """
     known = next((stored for given, stored in tuple(_CONVERTED) if given == schema), None)
     if known is None:
-        fields = [_arrow_field(field) for field in _nullable_struct(_text_columns(schema)).fields]
+        text = _nullable_struct(_text_columns(schema))
+        fields = [_arrow_field(without_marks(field)) for field in text.fields]
         known = canonical_schema(pa.schema(fields))
         _CONVERTED.appendleft((spark.StructType(list(schema.fields)), known))
     return known
@@ -167,7 +169,8 @@ def widest_schema(
 ) -> spark.StructType:
     """The Spark schema that rows of several streams fit: all columns, each in its widest type.
 
-    A column that some stream lacks, or may have null in, is nullable. Names match in any case.
+    A column that some stream lacks, or may have null in, is nullable, and so is what is inside of a
+    type that is not the same in all. Names match in any case.
 
     Raises NoSuchStreamError without a stream, SchemaMismatchError naming two streams and a column
     if one has a type of which neither is the wider.
@@ -191,6 +194,8 @@ def widest_schema(
                         "values of both: read them apart, and cast it before union()"
                     )
                 wider, owner = field.dataType, name
+            if has.dataType != field.dataType:  # such as in what may be null inside of it
+                wider = _nullable(wider)
             made = spark.StructField(has.name, wider, nullable, has.metadata)
             widest[field.name.lower()] = made, owner
     fields = []
@@ -210,9 +215,9 @@ def _spark_field(field: ArrowField) -> spark.StructField:
         exact = spark._parse_datatype_json_value(json.loads(metadata[TYPE_KEY]))
         if to_arrow_type(exact, timezone="UTC").equals(field.type, check_metadata=False):
             data_type = exact
-    return spark.StructField(
-        field.name, data_type, field.nullable, from_arrow_metadata(field.metadata)
-    )
+    noted = from_arrow_metadata(field.metadata)
+    found = spark.StructField(field.name, data_type, field.nullable, noted)
+    return without_marks(found)  # streams have some that were made when they were stored
 
 
 def read_schema(schema: spark.StructType) -> pa.Schema:
@@ -313,14 +318,9 @@ def why_refused(stored: spark.StructType, offered: spark.StructType, *, merge: b
                     f"column {field.name!r} of type {field.dataType.simpleString()} is missing in "
                     "the DataFrame" + ("" if field.nullable else ", and must not be null")
                 )
-        elif not isinstance(other.dataType, spark.NullType):
-            one, two = field.dataType.simpleString(), other.dataType.simpleString()
-            if one.lower() != two.lower():
-                advice = "; mergeSchema only adds columns" if merge else ""
-                return (
-                    f"column {field.name!r}: the stream has type {one}, the DataFrame has type "
-                    f"{two}; cast it{advice}"
-                )
+        elif not fits(other.dataType, field.dataType):
+            advice = "; mergeSchema only adds columns" if merge else ""
+            return _two_types(field, other) + advice
     for name, field in theirs.items():
         if name not in ours and not merge:
             return (
@@ -328,3 +328,31 @@ def why_refused(stored: spark.StructType, offered: spark.StructType, *, merge: b
                 "stream; set the option mergeSchema=true to add it"
             )
     return None
+
+
+def why_kept_out(stored: pa.Schema, offered: pa.Schema) -> str | None:
+    """Why a stream does not take a DataFrame (as ``arrow_schema_of`` has it) whose types are the
+    same in Arrow, which are those that the store compares; None if it takes it.
+
+    A geometry of one coordinate system would be read as one of another, or not at all, and an
+    interval of hours as one of days.
+    """
+    theirs = {field.name.lower(): field for field in offered}
+    for ours in stored:
+        other = theirs.get(ours.name.lower())
+        if other is not None and not _is_one_type(ours, other):
+            has, given = _spark_field(ours), _spark_field(other)
+            if not fits(given.dataType, has.dataType):
+                return _two_types(has, given) + ", or write it to a column of its own"
+    return None
+
+
+def _is_one_type(one: ArrowField, other: ArrowField) -> bool:
+    """Whether they are certainly the same type of Spark's. It spares each micro-batch the rest."""
+    exact, its_exact = ((each.metadata or {}).get(TYPE_KEY) for each in (one, other))
+    return exact == its_exact and one.type.equals(other.type, check_metadata=True)
+
+
+def _two_types(ours: spark.StructField, theirs: spark.StructField) -> str:
+    one, two = ours.dataType.simpleString(), theirs.dataType.simpleString()
+    return f"column {ours.name!r}: the stream has type {one}, the DataFrame has type {two}; cast it"

@@ -2,6 +2,7 @@
 
 A wider type has a value for each value of the other, the same one in every session: so no change
 of kind (a date is no moment until a time zone says so), and nothing that may be cut off.
+Which types of Spark's a stored column takes, of those that are one type in Arrow.
 """
 
 from __future__ import annotations
@@ -45,11 +46,47 @@ def widens(stored: spark.DataType, declared: spark.DataType) -> bool:
             widens(a.dataType, b.dataType)
             for a, b in zip(stored.fields, declared.fields, strict=True)
         )
-    if isinstance(stored, spark.DayTimeIntervalType | spark.TimeType):
-        return type(stored) is type(declared)
-    if stored == declared:
+    return _is_as_wide(stored, declared) or _is_wider(stored, declared)
+
+
+def fits(offered: spark.DataType, column: spark.DataType) -> bool:
+    """Whether a stored column of the one type takes all values of the other as they are.
+
+    They are stored by Arrow's types, of which several of Spark's share one: text of any collation,
+    a plain struct and a variant, intervals of any fields. What may be null does not count.
+    """
+    if isinstance(offered, spark.NullType):
         return True
-    return _is_wider(stored, declared)
+    if isinstance(offered, spark.StringType):
+        return isinstance(column, spark.StringType)
+    if isinstance(offered, spark.UserDefinedType):  # a name for another type
+        return fits(offered.sqlType(), column)
+    if isinstance(column, spark.UserDefinedType):
+        return fits(offered, column.sqlType())
+    if isinstance(offered, spark.ArrayType) and isinstance(column, spark.ArrayType):
+        return fits(offered.elementType, column.elementType)
+    if isinstance(offered, spark.MapType) and isinstance(column, spark.MapType):
+        return fits(offered.keyType, column.keyType) and fits(offered.valueType, column.valueType)
+    if isinstance(offered, spark.StructType) and isinstance(column, spark.StructType):
+        names = [[f.name.lower() for f in each.fields] for each in (offered, column)]
+        return names[0] == names[1] and all(
+            fits(a.dataType, b.dataType) for a, b in zip(offered.fields, column.fields, strict=True)
+        )
+    for kind in (spark.GeometryType, spark.GeographyType):
+        if isinstance(offered, kind) and isinstance(column, kind):
+            return column.srid in (kind.MIXED_SRID, offered.srid)
+    return _is_as_wide(offered, column)
+
+
+def _is_as_wide(narrow: spark.DataType, wide: spark.DataType) -> bool:
+    """Whether the types are equal, or one shows and keeps all digits of the other."""
+    if isinstance(narrow, spark.DayTimeIntervalType) and isinstance(
+        wide, spark.DayTimeIntervalType
+    ):
+        return wide.endField >= narrow.endField  # the first field takes any number: 36 hours
+    if isinstance(narrow, spark.TimeType) and isinstance(wide, spark.TimeType):
+        return wide.precision >= narrow.precision
+    return narrow == wide
 
 
 def _is_wider(stored: spark.DataType, declared: spark.DataType) -> bool:

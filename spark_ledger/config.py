@@ -46,7 +46,8 @@ class ClientConfig:
     speculative_read_delay_s: float = SPECULATIVE_READ_DELAY_S
     """Without an answer for so long, the next replica is asked as well."""
     bytes_in_flight_max: int = WRITER_BYTES_IN_FLIGHT_MAX
-    """Payload that a writer holds for its slowest bookie before ``append`` waits."""
+    """What a writer holds for its slowest bookie before ``append`` waits: payload, and some 400
+    bytes for each entry."""
     explicit_lac_delay_s: float = EXPLICIT_LAC_DELAY_S
     """An idle writer makes its last entry visible to readers after so long."""
     metadata_timeout_s: float = METADATA_TIMEOUT_S

@@ -13,7 +13,13 @@ from pyspark.sql.types import StructType
 from connector import sessions
 from connector.options import WriteOptions
 from connector.retry import RetryBudget, retry_transient
-from connector.schema import arrow_schema_of, spark_schema_of, spark_type_name, why_refused
+from connector.schema import (
+    arrow_schema_of,
+    spark_schema_of,
+    spark_type_name,
+    why_kept_out,
+    why_refused,
+)
 from spark_ledger.errors import (
     ConfigurationError,
     ConflictError,
@@ -57,17 +63,28 @@ def _prepare(options: WriteOptions, schema: StructType) -> str:
     try:
         offered = arrow_schema_of(schema)
         stream = _open_or_create(options, offered)
-        try:
-            stream.check_schema(offered, merge_schema=options.merge_schema)
-        except SchemaMismatchError as error:
-            kept = spark_schema_of(stream.schema, include_metadata=False)
-            reason = why_refused(kept, schema, merge=options.merge_schema)
-            raise SchemaMismatchError(f"{subject}{reason}" if reason else str(error)) from error
+        _check_columns(options, stream, schema, offered)
         return stream.config.stream_id
     except SchemaMismatchError as error:
         if str(error).startswith(subject):
             raise
         raise SchemaMismatchError(f"{subject}{error}") from error
+
+
+def _check_columns(
+    options: WriteOptions, stream: Stream, schema: StructType, offered: pa.Schema
+) -> None:
+    """``offered``: the schema as Arrow has it, by which the store goes. Raises
+    SchemaMismatchError."""
+    try:
+        stream.check_schema(offered, merge_schema=options.merge_schema)
+    except SchemaMismatchError as error:
+        kept = spark_schema_of(stream.schema, include_metadata=False)
+        reason = why_refused(kept, schema, merge=options.merge_schema)
+        raise SchemaMismatchError(reason or str(error)) from error
+    reason = why_kept_out(stream.schema, offered)
+    if reason:
+        raise SchemaMismatchError(reason)
 
 
 def _open_or_create(options: WriteOptions, schema: pa.Schema) -> Stream:

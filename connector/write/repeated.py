@@ -35,15 +35,33 @@ class MicroBatch:
     run_id: str
     batch_id: int
     segments: tuple[Segment, ...]
+    shared: str = ""
+    """What is committed to several streams at once, as commits say it; empty for one stream."""
 
     @property
     def run(self) -> str:
-        """The query run as commits name it: query id, slash, Spark's run id."""
+        """The query run: query id, slash, Spark's run id."""
         return f"{self.query_id}/{self.run_id}"
+
+    @property
+    def noted_run(self) -> str:
+        """The query run as commits name it. Where they are of several streams each of them says how
+        much they have together: a repetition for some of the streams sees no others."""
+        return f"{self.run}/{self.shared}" if self.shared else self.run
 
     @property
     def rows(self) -> int:
         return sum(segment.rows for segment in self.segments)
+
+
+def run_of(noted: str) -> str:
+    """The query run that a commit names."""
+    return "/".join(noted.split("/")[:2])
+
+
+def _shared(noted: str) -> str:
+    """How much a commit says that it had with those of other streams; older ones do not say."""
+    return "/".join(noted.split("/")[2:])
 
 
 def is_first_of_run(batch: MicroBatch) -> bool:
@@ -86,7 +104,9 @@ def check_sink_name(stream: Stream, batch: MicroBatch) -> None:
     own = None if is_new else stream.last_transaction(batch.sink_id)
     if is_new or (own is not None and own.transaction_id >= batch.batch_id):
         return  # rule T3 judges
-    if own is not None and (own.run_id == batch.run or stream.head().next_commit <= own.commit + 1):
+    if own is not None and (
+        run_of(own.run_id) == batch.run or stream.head().next_commit <= own.commit + 1
+    ):
         return
     for record in stream.last_transactions():
         is_ours = record.run_id.partition("/")[0] == batch.query_id
@@ -113,7 +133,8 @@ def check_repeated(
     """Check a micro-batch that was found to be committed already, by another query run.
 
     It is a repetition if that query run is over, belonged to this query, and committed the same
-    number of rows. A query run repeats at most its first micro-batch.
+    number of rows, here and to all streams together. A query run repeats at most its first
+    micro-batch.
 
     Raises ConflictError if it is no repetition.
     """
@@ -132,12 +153,15 @@ def check_repeated(
             "copy of it; stop one of them, or give them different checkpoints and sinkId "
             "options"
         )
+    had, has, shared = f"{commit.rows} rows", str(batch.rows), _shared(commit.run_id)
     if commit.truncated or commit.rows == batch.rows:
-        logger.info("%s was committed before the restart", subject)
-        return
+        if shared in ("", batch.shared) or not batch.shared:
+            logger.info("%s was committed before the restart", subject)
+            return
+        had, has = shared, batch.shared  # the other rows may come with the next micro-batch
     differs = (
-        f"{subject} was committed before this run started, as commit {commit.number} with "
-        f"{commit.rows} rows; now it has {batch.rows}, which were left out"
+        f"{subject} was committed before this run started, as commit {commit.number} with {had}; "
+        f"now it has {has}, which were left out"
     )
     if fail_on_data_loss:
         raise ConflictError(

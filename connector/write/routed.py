@@ -35,6 +35,7 @@ from connector.write.repeated import (
     check_repeated,
     check_sink_name,
     is_first_of_run,
+    run_of,
 )
 from connector.write.routed_task import Part, TaskRouted, route_of, write_routed
 from connector.write.task import report_of_all, streaming_task, written_by_tasks
@@ -199,16 +200,18 @@ class RoutedStreamWriter(DataSourceStreamArrowWriter):
                 f"{self._options.subject}: Spark hands over no rows, as under a continuous "
                 "trigger: use trigger(processingTime=...) or trigger(availableNow=True)"
             )
-        first = written[0]
+        first, parts = written[0], parts_by_stream(messages)
+        rows = sum(segment.rows for part in parts for segment in part.segments)
         batch = MicroBatch(
             sink_id=self._options.sink_id or first.query_id,
             query_id=first.query_id,
             run_id=first.run_id,
             batch_id=batchId,
             segments=(),
+            shared=f"{rows} rows in {len(parts)} streams",
         )
         began = time.monotonic()
-        self._commit(batch, open_parts(self._options, parts_by_stream(messages)))
+        self._commit(batch, open_parts(self._options, parts))
         report = report_of_all(written)
         if report is not None:
             took_s = time.monotonic() - began
@@ -228,7 +231,7 @@ class RoutedStreamWriter(DataSourceStreamArrowWriter):
                     offered,
                     sink_id=batch.sink_id,
                     transaction_id=batch.batch_id,
-                    run_id=batch.run,
+                    run_id=batch.noted_run,
                     new_columns=_new_columns(self._options, self._route.stored),
                 ),
                 operation,
@@ -240,7 +243,7 @@ class RoutedStreamWriter(DataSourceStreamArrowWriter):
             logger.warning("%s; what was committed is kept, because failOnDataLoss=false", error)
             return
         for (stream, part), commit in zip(opened, commits, strict=True):
-            if not commit.applied and commit.run_id != batch.run:
+            if not commit.applied and run_of(commit.run_id) != batch.run:
                 check_repeated(
                     commit,
                     replace(batch, segments=part.segments),

@@ -16,6 +16,7 @@ from spark_ledger.client.payloads import check_batch, check_payload
 from spark_ledger.client.portal import BlockingPortal, would_deadlock
 from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.errors import LedgerError
+from spark_ledger.limits.client import WRITER_ENTRY_BYTES
 from spark_ledger.types import EntryId, LedgerId, LedgerMetadata
 
 
@@ -35,6 +36,7 @@ class BlockingWriter:
         self._inbox: list[bytes] = []
         self._inbox_completions: list[Completion] = []
         self._inbox_bytes = 0
+        """What these take: payload, and ``WRITER_ENTRY_BYTES`` for each."""
         self._last_add_pushed: int = writer.last_add_pushed
         """The inbox included. The writer's own number lacks what is between inbox and writer."""
         self._length = writer.length
@@ -123,6 +125,7 @@ class BlockingWriter:
         if self._inbox_bytes >= writer.bytes_in_flight_max or not writer.has_room:
             portal.call(self._room())
         count = len(payloads)
+        held_bytes = size_bytes + WRITER_ENTRY_BYTES * count
         with self._lock:
             # The loop is woken first, as Ctrl-C may come with any call: what is left here and wakes
             # nobody would stay, and so would all behind it. From then on nothing is called.
@@ -130,7 +133,7 @@ class BlockingWriter:
                 portal.loop.call_soon_threadsafe(self._deliver)
             self._inbox += payloads
             self._inbox_completions += completions
-            self._inbox_bytes += size_bytes
+            self._inbox_bytes += held_bytes
             self._last_add_pushed += count
             self._length += size_bytes
 
@@ -159,7 +162,7 @@ class BlockingWriter:
         with self._lock:
             payloads, self._inbox = self._inbox, []
             completions, self._inbox_completions = self._inbox_completions, []
-            size_bytes, self._inbox_bytes = self._inbox_bytes, 0
+            self._inbox_bytes = 0
         if not payloads:
             return
         try:
@@ -168,7 +171,7 @@ class BlockingWriter:
         except LedgerError as error:
             with self._lock:
                 self._last_add_pushed -= len(payloads)
-                self._length -= size_bytes
+                self._length -= sum(map(len, payloads))
             fail_all(completions, error)
 
     def __enter__(self) -> Self:

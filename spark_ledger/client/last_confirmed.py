@@ -6,11 +6,17 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Final
 
 from spark_ledger.client.context import ClientContext
 from spark_ledger.client.lane_reader import verify_chunk
-from spark_ledger.limits.client import BUSY_PAUSE_S, BUSY_PAUSE_S_MAX, LAC_DISPUTE_S, TAIL_PAUSE_S
+from spark_ledger.limits.client import (
+    BUSY_PAUSE_S,
+    BUSY_PAUSE_S_MAX,
+    LAC_DISPUTE_S,
+    TAIL_PAUSE_S,
+    TAIL_PAUSE_S_MAX,
+)
 from spark_ledger.protocol.events import LastConfirmedAnswer, ReadEntries
 from spark_ledger.protocol.last_confirmed import LastConfirmedRead, LongPoll, Proof
 from spark_ledger.tasks import cancel
@@ -186,9 +192,22 @@ _NO_NEWS: Final = frozenset(
     }
 )
 
-RefusedPolls: TypeAlias = dict[BookieId, tuple[float, float]]
-"""Of bookies that had no room for a long poll: no other one before the first time, and no question
-that does not wait before the second."""
+
+class PollMemory:
+    """What a reader remembers from one round of long polls to the next."""
+
+    def __init__(self) -> None:
+        self.refused: dict[BookieId, tuple[float, float]] = {}
+        """Of bookies that had no room for a long poll: no other one before the first time, and no
+        question that does not wait before the second."""
+        self._pause_s = TAIL_PAUSE_S
+
+    def pause_s(self, *, is_empty: bool, is_fenced: bool) -> float:
+        """How long to wait behind a round that has come to nothing at once; it grows while that is
+        because bookies are fenced."""
+        pause_s = self._pause_s if is_empty and is_fenced else TAIL_PAUSE_S
+        self._pause_s = min(2 * pause_s, TAIL_PAUSE_S_MAX) if is_empty else TAIL_PAUSE_S
+        return pause_s
 
 
 def _is_news(reply: LastConfirmed, known: EntryId) -> bool:
@@ -205,14 +224,15 @@ async def wait_for_newer(
     digest: Digest,
     known: EntryId,
     wait_s: float,
-    refused: RefusedPolls | None = None,
+    memory: PollMemory | None = None,
 ) -> EntryId:
     """Ask all bookies of the last fragment to tell of a newer LAC; the newest that is believed.
 
-    ``refused`` is what is remembered from one round to the next."""
+    ``memory`` is what is remembered from one round to the next."""
     loop, ledger_id = asyncio.get_running_loop(), metadata.ledger_id
     began, timeout_s = loop.time(), context.config.read_timeout_s
-    round_, refusals = LongPoll(metadata, known), {} if refused is None else refused
+    round_, memory = LongPoll(metadata, known), memory or PollMemory()
+    refusals = memory.refused
 
     async def poll(bookie_id: BookieId) -> LastConfirmed:
         """A bookie's answer, held until it knows more. It may have no room for another that waits;
@@ -243,7 +263,7 @@ async def wait_for_newer(
 
     bookies = metadata.last_fragment.bookies
     tasks = [loop.create_task(ask(index, bookie)) for index, bookie in enumerate(bookies)]
-    waiting, dispute_ends, is_over = set(tasks), None, False
+    waiting, dispute_ends, is_over, is_fenced = set(tasks), None, False, False
     async with cancelled_at_exit(*tasks):
         while waiting and not is_over:
             left_s = None if dispute_ends is None else max(0.0, dispute_ends - loop.time())
@@ -253,6 +273,7 @@ async def wait_for_newer(
             for task in tasks:
                 if task in done and not is_over:
                     index, reply = task.result()
+                    is_fenced = is_fenced or reply.fenced
                     is_over = round_.answer(
                         index, reply.status, reply.last_add_confirmed, reply.last_entry
                     )
@@ -261,6 +282,8 @@ async def wait_for_newer(
             if dispute_ends is None and round_.proofs:
                 dispute_ends = loop.time() + LAC_DISPUTE_S
     await Prover(context, metadata, access_key, digest).prove(round_)
-    if round_.newest == known and loop.time() - began < TAIL_PAUSE_S:
-        await asyncio.sleep(min(TAIL_PAUSE_S, wait_s))
+    is_empty = round_.newest == known and loop.time() - began < TAIL_PAUSE_S
+    pause_s = memory.pause_s(is_empty=is_empty, is_fenced=is_fenced)
+    if is_empty:
+        await asyncio.sleep(min(pause_s, wait_s))
     return round_.newest

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from spark_ledger.client.context import ClientContext
 from spark_ledger.client.entry_batch import EntryBatch
 from spark_ledger.client.lane_reader import LaneReader
-from spark_ledger.client.last_confirmed import RefusedPolls, read_last_confirmed, wait_for_newer
+from spark_ledger.client.last_confirmed import PollMemory, read_last_confirmed, wait_for_newer
 from spark_ledger.client.tail import Tail
 from spark_ledger.errors import (
     BookieUnavailableError,
@@ -46,7 +46,7 @@ class LedgerReader:
         self._context = context
         self._ledger = ledger
         self._access_key = access_key
-        self._refused_polls: RefusedPolls = {}
+        self._poll_memory = PollMemory()
         self._digest = digest
         self._last_add_confirmed = last_add_confirmed
 
@@ -270,7 +270,7 @@ class LedgerReader:
             self._digest,
             self.last_add_confirmed,
             wait_s,
-            self._refused_polls,
+            self._poll_memory,
         )
 
     def learn(self, confirmed: EntryId) -> None:

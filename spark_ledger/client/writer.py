@@ -22,7 +22,12 @@ from spark_ledger.errors import (
     MetadataRestoredError,
     TooManyRequestsError,
 )
-from spark_ledger.limits.client import WRITER_CLOSE_GRACE_S, WRITER_QUEUED_BYTES_FACTOR
+from spark_ledger.limits.client import (
+    APPEND_BATCH_ENTRIES_MAX,
+    WRITER_CLOSE_GRACE_S,
+    WRITER_ENTRY_BYTES,
+    WRITER_QUEUED_BYTES_FACTOR,
+)
 from spark_ledger.limits.entries import ENTRY_PAYLOAD_BYTES_MAX
 from spark_ledger.protocol.append import AppendMachine
 from spark_ledger.protocol.append_limits import AppendLimits
@@ -98,6 +103,7 @@ class LedgerWriter:
         """Payloads that wait for the end of this loop turn, to be added all at once."""
         self._queue_completions: list[Completion] = []
         self._queue_bytes = 0
+        """What these take: payload, and ``WRITER_ENTRY_BYTES`` for each."""
         self.has_room = True
         """Whether another append would stay within the bound on bytes in flight. A plain flag, so
         that other threads may look at it."""
@@ -154,7 +160,11 @@ class LedgerWriter:
     @property
     def length(self) -> int:
         """Payload bytes appended so far."""
-        return self._machine.length + self._queue_bytes
+        return self._machine.length + self._queued_payload_bytes
+
+    @property
+    def _queued_payload_bytes(self) -> int:
+        return self._queue_bytes - WRITER_ENTRY_BYTES * len(self._queue)
 
     @property
     def failed_indexes(self) -> frozenset[int]:
@@ -198,7 +208,7 @@ class LedgerWriter:
         queue = self._queue
         queue.append(payload)
         self._queue_completions.append(future)
-        self._queue_bytes += len(payload)
+        self._queue_bytes += len(payload) + WRITER_ENTRY_BYTES
         self.has_room = self._queue_bytes < self._room_bytes
         if len(queue) == 1:
             self._queued_first()
@@ -234,7 +244,7 @@ class LedgerWriter:
         is_first = not self._queue
         self._queue.extend(payloads)
         self._queue_completions.extend(completions)
-        self._queue_bytes += sum(map(len, payloads))
+        self._queue_bytes += sum(map(len, payloads)) + WRITER_ENTRY_BYTES * len(payloads)
         self.has_room = self._queue_bytes < self._room_bytes
         if is_first:
             self._queued_first()
@@ -249,9 +259,12 @@ class LedgerWriter:
     def _check_accepts(self) -> None:
         self.check_open()
         # Who ignores ``wait_for_room`` must not fill the memory either (rule P11).
-        if self._queue_bytes > WRITER_QUEUED_BYTES_FACTOR * self.bytes_in_flight_max:
+        size_bytes, entries = self._queued_payload_bytes, len(self._queue)
+        bytes_max = WRITER_QUEUED_BYTES_FACTOR * self.bytes_in_flight_max
+        entries_max = WRITER_QUEUED_BYTES_FACTOR * APPEND_BATCH_ENTRIES_MAX
+        if size_bytes > bytes_max or entries > entries_max:
             raise TooManyRequestsError(
-                f"ledger {self.ledger_id}: {self._queue_bytes} bytes wait already; "
+                f"ledger {self.ledger_id}: {entries} entries of {size_bytes} bytes wait already; "
                 "await wait_for_room() between appends"
             )
 

@@ -39,14 +39,20 @@ class Maker(StrEnum):
     """It exists, and was not read, or not to its end."""
 
 
-def judge_open(ledger: LedgerMetadata | None, *, gone_s: float | None, grace_s: float) -> Verdict:
+def judge_open(
+    ledger: LedgerMetadata | None,
+    *,
+    gone_s: float | None,
+    recovering_s: float | None = None,
+    grace_s: float,
+) -> Verdict:
     """A ledger that is listed as open. ``gone_s``: for how long its owner was seen to be gone; None
-    while it lives (rule K2)."""
+    while it lives (rule K2). ``recovering_s``: for how long it was seen in recovery; None if it is
+    not. Such a one has no writer any more, whoever lives."""
     if ledger is None or ledger.is_closed:
         return Verdict.FORGET
-    if gone_s is None or gone_s < grace_s:
-        return Verdict.WAIT
-    return Verdict.RECOVER
+    is_over = any(s is not None and s >= grace_s for s in (gone_s, recovering_s))
+    return Verdict.RECOVER if is_over else Verdict.WAIT
 
 
 def judge_unnamed(

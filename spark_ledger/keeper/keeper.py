@@ -34,23 +34,23 @@ from spark_ledger.keeper.config import KeeperConfig
 from spark_ledger.keeper.decisions import Verdict, judge_open, judge_unnamed
 from spark_ledger.keeper.election import Election
 from spark_ledger.keeper.gone import GoneOwners
+from spark_ledger.keeper.halfway import HalfwayRecoveries
 from spark_ledger.keeper.nodes import STATE_PATH, Done, Found, KeeperState, read_state
 from spark_ledger.keeper.optimizing import Packable, StreamOptimizer
-from spark_ledger.keeper.seen import Failed, Pass
+from spark_ledger.keeper.seen import Failed, Pass, StreamOf
 from spark_ledger.keeper.streams import StreamKeeper
+from spark_ledger.keeper.turns import Turns
 from spark_ledger.limits.keeper import (
     FAILED_AGAIN_S,
     FAILED_AGAIN_S_MAX,
     RECOVERIES_AT_ONCE,
     STREAM_SWEEP_PASSES,
 )
-from spark_ledger.metadata.base import Delete, MetadataStore, Operation
+from spark_ledger.metadata.base import Check, Delete, MetadataStore, Operation
 from spark_ledger.metadata.json_nodes import encode_node, read_or_renew
 from spark_ledger.metadata.ledgers import LedgerStore, is_unreadable, ledger_path
 from spark_ledger.metadata.owners import OWNERS_PATH, is_alive
-from spark_ledger.metadata.unsettled import OPEN_PATH, UNNAMED_PATH, Page, id_path, pages
-from spark_ledger.stream.ledgers import TAG_STREAM_ID, TAG_STREAM_NAME
-from spark_ledger.stream.nodes import StreamNodes
+from spark_ledger.metadata.unsettled import OPEN_PATH, UNNAMED_PATH, id_path
 from spark_ledger.tasks import wait_at_most
 from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
 
@@ -75,14 +75,14 @@ class Keeper:
         self._election = Election(self._store)
         self._stream_keeper = StreamKeeper(
             client,
-            lambda: self._election.check,
+            self._check,
             self._config,
             clock=self._clock,
             worked_s=self._worked_s,
         )
         self._audit = Audit(
             client,
-            lambda: self._election.check,
+            self._check,
             worked_s=self._worked_s,
             interval_s=self._config.audit_s,
             grace_s=self._config.unnamed_grace_s,
@@ -95,13 +95,17 @@ class Keeper:
             interval_s=self._config.optimize_s,
             bytes_per_s=self._config.optimize_bytes_per_s,
         )
+        self._turns = Turns(self._store, self._clock, dry_run=self._config.dry_run)
         self._gone = self._new_count({})
+        self._halfway = HalfwayRecoveries(self._new_count({}))
         self._state: Versioned[KeeperState] | None = None
         self.done: Counter[str] = Counter()
         """What was done, by this one and those before: recovered, deleted, streams; and by
         audits of this one: audited."""
         self._owner_of: dict[LedgerId, str] = {}
         """Owners of the listed ledgers: an owner that lives costs no read."""
+        self._stream_of: dict[LedgerId, StreamOf] = {}
+        """Streams of the unnamed ones that were read: before the grace they cost no read either."""
         self._locked: set[LedgerId] = set()
         self._failed: dict[LedgerId, Failed] = {}
         self._worked_before_s = 0.0
@@ -113,7 +117,7 @@ class Keeper:
         """What the last pass saw."""
 
     def _new_count(self, saved: dict[str, float]) -> GoneOwners:
-        # A pass that takes long counts; one that stood still for an hour does not.
+        # A keeper that stood still for an hour does not count that; any pass that works counts.
         return GoneOwners(10 * self._config.pass_s + 60.0, saved)
 
     async def run(self, stop: asyncio.Event | None = None) -> None:
@@ -215,6 +219,11 @@ class Keeper:
             streams=done.streams_finished,
         )
 
+    def _check(self) -> Check:
+        """Of each change to streams (rule K5); and a sign of work (rule K2)."""
+        self._gone.at_work(self._clock())
+        return self._election.check
+
     def _worked_s(self) -> float:
         """For how long this cluster has had a keeper at work (rule K8)."""
         return self._worked_before_s + max(0.0, self._clock() - self._began)
@@ -270,14 +279,7 @@ class Keeper:
         if work.restored is not None:
             raise work.restored
         self._forget(work)
-        self.found = Found(
-            open=work.counts["open"],
-            open_of_the_dead=work.counts["open dead"],
-            unnamed=work.counts["unnamed"],
-            unnamed_of_the_dead=work.counts["unnamed dead"],
-            locked=len(self._locked),
-            failing=len(self._failed),
-        )
+        self.found = work.found(locked=len(self._locked), failing=len(self._failed))
         if not self._config.dry_run:
             await self._care_for_streams(is_sweep=self._passes % STREAM_SWEEP_PASSES == 0)
         self._passes += 1
@@ -289,6 +291,7 @@ class Keeper:
         self._stream_keeper.forget()
         self._audit.drop()
         self._owner_of.clear()
+        self._stream_of.clear()
 
     async def _care_for_streams(self, *, is_sweep: bool) -> None:
         failed: LedgerError | None = None
@@ -314,32 +317,33 @@ class Keeper:
     async def _each(
         self, root: str, work: Pass, look: Callable[[Pass, LedgerId], Awaitable[None]]
     ) -> None:
-        before: Page | None = None
-        async for page in pages(self._store, root):
-            if before is not None and not before.ids:
-                await self._drop_page(before)
-            for ledger_id in page.ids:
+        async with aclosing(self._turns.of(root)) as listed:
+            async for ledger_id, has_turn in listed:
                 work.ledgers.add(ledger_id)
+                work.counts[root] += 1
+                self._gone.at_work(self._clock())
+                if not has_turn:
+                    work.left.append(ledger_id)
+                    continue
                 try:
                     await look(work, ledger_id)
                 except LedgerError as error:
                     if not is_unreadable(error):
                         raise
                     self._fail(ledger_id, "cannot be looked at", error)
-            before = page
-
-    async def _drop_page(self, page: Page) -> None:
-        """An empty page that is not the newest. Who makes a ledger of it makes it again."""
-        if not self._config.dry_run:
-            with contextlib.suppress(ConflictError, NotFoundError):
-                await self._store.delete(page.path)
 
     def _forget(self, work: Pass) -> None:
         """Keep nothing of ledgers and owners that were not listed any more."""
         self._owner_of = {i: owner for i, owner in self._owner_of.items() if i in work.ledgers}
+        self._stream_of = {i: each for i, each in self._stream_of.items() if i in work.ledgers}
         self._failed = {i: failed for i, failed in self._failed.items() if i in work.ledgers}
         self._locked &= work.ledgers
-        self._gone.keep_only(work.owners.keys())
+        self._halfway.keep_only(work.ledgers)
+        for owner in work.listed:
+            self._gone.alive(owner)
+        left = {self._owner_of.get(ledger_id, "") for ledger_id in work.left}
+        if "" not in left:  # one that was not read yet may be of any owner
+            self._gone.keep_only(work.owners.keys() | left)
 
     async def _gone_s(self, work: Pass, owner: str) -> float | None:
         """For how long an owner was seen to be gone; None if it lives (rule K2)."""
@@ -348,7 +352,7 @@ class Keeper:
                 self._gone.alive(owner)
                 work.owners[owner] = None
             else:
-                work.owners[owner] = self._gone.gone(owner, work.now)
+                work.owners[owner] = self._gone.gone(owner, self._clock())
         return work.owners[owner]
 
     async def _read(self, ledger_id: LedgerId) -> Versioned[LedgerMetadata] | None:
@@ -359,20 +363,20 @@ class Keeper:
             return None
 
     async def _look_at_open(self, work: Pass, ledger_id: LedgerId) -> None:
-        work.counts["open"] += 1
-        if self._owner_of.get(ledger_id, "") in work.listed or ledger_id in self._locked:
+        owner_lives = self._owner_of.get(ledger_id, "") in work.listed
+        is_due = not owner_lives or self._halfway.is_due(ledger_id, self._passes)
+        if not is_due or ledger_id in self._locked:
             return
         ledger = await self._read(ledger_id)
-        gone_s = None
+        gone_s = recovering_s = None
         if ledger is not None:
             self._owner_of[ledger_id] = ledger.value.owner
             gone_s = await self._gone_s(work, ledger.value.owner)
+            recovering_s = self._halfway.seen_s(ledger.value, self._clock())
         work.counts["open dead"] += gone_s is not None
-        verdict = judge_open(
-            None if ledger is None else ledger.value,
-            gone_s=gone_s,
-            grace_s=self._config.owner_grace_s,
-        )
+        found = None if ledger is None else ledger.value
+        grace_s = self._config.owner_grace_s
+        verdict = judge_open(found, gone_s=gone_s, recovering_s=recovering_s, grace_s=grace_s)
         failed = self._failed.get(ledger_id)
         if verdict is Verdict.WAIT or (failed is not None and work.now < failed.again_at):
             return
@@ -385,22 +389,19 @@ class Keeper:
             await self._begin_recovery(work, ledger_id)
 
     async def _look_at_unnamed(self, work: Pass, ledger_id: LedgerId) -> None:
-        work.counts["unnamed"] += 1
-        if self._owner_of.get(ledger_id, "") in work.listed:
+        if self._owner_of.get(ledger_id, "") in work.listed or await self._waits(work, ledger_id):
             return
         ledger = await self._read(ledger_id)
         gone_s, has_stream = None, True
         if ledger is not None:
             self._owner_of[ledger_id] = ledger.value.owner
             gone_s = await self._gone_s(work, ledger.value.owner)
-            has_stream = await self._has_stream(work, ledger.value)
+            made_for = self._stream_of[ledger_id] = StreamOf.of(ledger.value)
+            has_stream = await work.has_stream(self._store, made_for)
         work.counts["unnamed dead"] += gone_s is not None
-        verdict = judge_unnamed(
-            None if ledger is None else ledger.value,
-            gone_s=gone_s,
-            grace_s=self._config.unnamed_grace_s,
-            has_stream=has_stream,
-        )
+        found = None if ledger is None else ledger.value
+        grace_s = self._config.unnamed_grace_s
+        verdict = judge_unnamed(found, gone_s=gone_s, grace_s=grace_s, has_stream=has_stream)
         if verdict is Verdict.WAIT:
             return
         work.plan.append((verdict, ledger_id))
@@ -411,22 +412,21 @@ class Keeper:
         else:
             await self._delete(ledger)
 
-    async def _has_stream(self, work: Pass, ledger: LedgerMetadata) -> bool:
-        """Whether the stream that a ledger was made for exists; true for one of no stream."""
-        tags = ledger.custom_metadata
-        name, stream_id = tags.get(TAG_STREAM_NAME), tags.get(TAG_STREAM_ID)
-        if not name or not stream_id:
-            return True
-        if stream_id not in work.streams:
-            try:
-                await self._store.get_latest(
-                    StreamNodes(self._store, name).identity_path(stream_id)
-                )
-            except NotFoundError:
-                work.streams[stream_id] = False
-            else:
-                work.streams[stream_id] = True
-        return work.streams[stream_id]
+    async def _waits(self, work: Pass, ledger_id: LedgerId) -> bool:
+        """Whether an unnamed ledger is known to wait, without a read of it or of its owner's node.
+        Both are read before it is deleted (rule K2)."""
+        if ledger_id not in self._stream_of:
+            return False
+        owner = self._owner_of[ledger_id]
+        gone_s = work.owners.get(owner)
+        if owner not in work.owners:
+            gone_s = self._gone.still_gone(owner, self._clock())
+        if gone_s is None or gone_s >= self._config.unnamed_grace_s:
+            return False
+        work.owners[owner] = gone_s
+        waits = await work.has_stream(self._store, self._stream_of[ledger_id])
+        work.counts["unnamed dead"] += waits
+        return waits
 
     # -- what it does ------------------------------------------------------------------------------
 
@@ -483,7 +483,7 @@ class Keeper:
         else:
             self._failed.pop(ledger_id, None)
             self.done["recovered"] += 1
-            logger.info("ledger %d is recovered: its writer is gone", ledger_id)
+            logger.info("ledger %d is recovered: who had to close it is gone", ledger_id)
 
     def _fail(self, ledger_id: LedgerId, what: str, error: LedgerError) -> None:
         """Leave a ledger alone for a while, and say why: it holds up no other (rule K6)."""

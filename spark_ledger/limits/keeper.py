@@ -9,9 +9,18 @@ from spark_ledger.limits import MIB
 KEEPER_PASS_S: Final = 10.0
 """Pause between two passes. A pass over an idle cluster is a few reads."""
 
+PASS_PART_S: Final = 30.0
+"""For so long a pass looks at open ledgers, and for so long at unnamed ones, and does what is due.
+Then streams have their turn, whose retention keeps disks from filling, and after the next pause
+those ledgers that had none."""
+
 OWNER_GRACE_S: Final = 30.0
 """An owner that is gone for so long has its open ledgers recovered. Whoever only lost a session is
 back within a second; a process that was paused for longer is fenced, and writes to new ledgers."""
+
+LIVING_READ_PASSES: Final = 60
+"""A ledger that is open, and whose owner lives, is read in one of so many passes, in case somebody
+has begun to recover it and did not end: of ten thousand 17 a second, each once in ten minutes."""
 
 UNNAMED_GRACE_S: Final = 3 * 24 * 3600.0
 """An owner that is gone for so long has those of its ledgers deleted that no transaction has named.

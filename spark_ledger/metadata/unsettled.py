@@ -14,10 +14,12 @@ deleted only by those who know that nothing names it any more.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import AsyncGenerator, Iterable
 from typing import Final, NamedTuple
 
+from spark_ledger.errors import ConflictError, NotFoundError
 from spark_ledger.metadata.base import MetadataStore, parent_of
 from spark_ledger.types import LedgerId
 
@@ -58,6 +60,18 @@ async def pages(store: MetadataStore, root: str) -> AsyncGenerator[Page, None]:
     """
     for number in await page_numbers(store, root):
         yield await one_page(store, root, number)
+
+
+async def pages_in_use(store: MetadataStore, root: str) -> AsyncGenerator[Page, None]:
+    """As ``pages``, and takes away those without ids, but for the newest: else one node would stay
+    for each ten thousand ids that were ever given. Whoever makes a node of one makes it again."""
+    before: Page | None = None
+    async for page in pages(store, root):
+        if before is not None and not before.ids:
+            with contextlib.suppress(ConflictError, NotFoundError):
+                await store.delete(before.path)
+        yield page
+        before = page
 
 
 async def page_numbers(store: MetadataStore, root: str) -> list[int]:

@@ -75,7 +75,7 @@ class AppendMachine:
         self._limits = limits = limits or AppendLimits()
         quorums, bookies = metadata.quorums, metadata.last_fragment.bookies
         self._replication = Replication(quorums, bookies, NO_ENTRY, now, limits.stalled_wait_s)
-        self._lengths = Lengths()
+        self._lengths = Lengths(limits.entry_bytes)
         self._announcements = Announcements(now, limits.explicit_lac_delay_s, quorums)
         self._fence = FenceQuestion()
         self._replacements: dict[int, BookieId] = {}
@@ -139,7 +139,7 @@ class AppendMachine:
 
     @property
     def bytes_in_flight(self) -> int:
-        """Payload bytes that are not confirmed, or that some live bookie has not acknowledged."""
+        """Of entries that are not confirmed, or that some live bookie has not acknowledged."""
         return (self._measured or self._measure())[1]
 
     @property

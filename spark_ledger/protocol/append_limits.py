@@ -14,6 +14,7 @@ from spark_ledger.limits.client import (
     SLOW_BOOKIE_GRACE_S,
     STALLED_BOOKIES_WAIT_S,
     WRITER_BYTES_IN_FLIGHT_MAX,
+    WRITER_ENTRY_BYTES,
 )
 
 
@@ -28,6 +29,8 @@ class AppendLimits:
     add_timeout_s: float = ADD_TIMEOUT_S
     slow_bookie_grace_s: float = SLOW_BOOKIE_GRACE_S
     bytes_in_flight_max: int = WRITER_BYTES_IN_FLIGHT_MAX
+    entry_bytes: int = WRITER_ENTRY_BYTES
+    """What each entry in flight counts for, beside its payload."""
     replacement_retry_s: float = REPLACEMENT_RETRY_S
     explicit_lac_delay_s: float = EXPLICIT_LAC_DELAY_S
     stalled_wait_s: float = STALLED_BOOKIES_WAIT_S

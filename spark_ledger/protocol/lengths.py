@@ -16,13 +16,15 @@ from spark_ledger.types import LedgerMetadata
 class Lengths:
     """Cumulative payload bytes at each entry, from the last one that nobody asks about any more.
 
-    ``_at[i]`` is the length at entry ``_base + i``; lengths never decrease.
+    ``_at[i]`` is the length at entry ``_base + i``; lengths never decrease. ``entry_bytes`` is what
+    an entry takes in memory beside its payload; no length has that in it.
     """
 
     _FORGET_AT_ONCE: Final = 4096
     """Deleting at the front moves the rest: done once for many entries, it costs nothing each."""
 
-    def __init__(self) -> None:
+    def __init__(self, entry_bytes: int = 0) -> None:
+        self._entry_bytes = entry_bytes
         self._base = -1
         self._at = [0]
         self._settled, self._settled_length = -1, 0
@@ -48,11 +50,12 @@ class Lengths:
         return self._at[entry_id - self._base]
 
     def above(self, settled: int) -> int:
-        """The bytes of the entries above ``settled``; nobody asks about those below any more."""
+        """What the entries above ``settled`` take; nobody asks about those below any more."""
         if settled != self._settled:  # most events of a writer settle nothing
             self._settled, self._settled_length = settled, self.at(settled)
             self._forget_below(settled)
-        return self._at[-1] - self._settled_length
+        entries = self._base + len(self._at) - 1 - settled
+        return self._at[-1] - self._settled_length + self._entry_bytes * entries
 
     def _forget_below(self, entry_id: int) -> None:
         """Nobody asks about entries below ``entry_id`` any more."""

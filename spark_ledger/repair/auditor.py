@@ -39,7 +39,7 @@ from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.json_nodes import read_or_renew, write_node
 from spark_ledger.metadata.ledgers import LEDGERS_PATH, LedgerStore, is_unreadable
-from spark_ledger.metadata.unsettled import pages
+from spark_ledger.metadata.unsettled import pages_in_use
 from spark_ledger.repair.lost import Losses, losses
 from spark_ledger.repair.nodes import (
     COUNTS_PATH,
@@ -249,7 +249,7 @@ class Auditor:
         self.named_bytes = self.misplaced = 0
         self.unreadable = None
         logger.info("all ledgers are looked at; lost or leaving: %s", ", ".join(sorted(gone)))
-        async for page in pages(self._store, LEDGERS_PATH):
+        async for page in pages_in_use(self._store, LEDGERS_PATH):
             for start in range(0, len(page.ids), METADATA_READS_IN_FLIGHT_MAX):
                 part = page.ids[start : start + METADATA_READS_IN_FLIGHT_MAX]
                 looks = await asyncio.gather(*(self._look(each, gone, known) for each in part))
@@ -295,4 +295,4 @@ class Auditor:
 
 
 async def _count_ids(store: MetadataStore, path: str) -> int:
-    return sum([len(page.ids) async for page in pages(store, path)])
+    return sum([len(page.ids) async for page in pages_in_use(store, path)])

@@ -55,12 +55,12 @@ class StreamAppender:
 
     __slots__ = (
         "_answered_to",
-        "_ended",
         "_is_stalled",
         "_on_result",
         "_outstanding",
         "_stream",
         "access_key",
+        "has_ended",
         "ledger_id",
         "recovery",
         "tag",
@@ -85,7 +85,7 @@ class StreamAppender:
         self._outstanding: deque[tuple[EntryId, int]] = deque()
         self._answered_to = NO_ENTRY
         self._is_stalled = False  # it was told so, and nothing has become durable since
-        self._ended = False
+        self.has_ended = False
 
     @property
     def has_outstanding(self) -> bool:
@@ -94,14 +94,14 @@ class StreamAppender:
 
     def send(self, run: EntryRun) -> None:
         assert run.ledger_id == self.ledger_id, "an appender carries one ledger"
-        if self._ended:
+        if self.has_ended:
             return
         size = len(run.frames)
         self._outstanding.append((run.last_entry, size))
         self._stream.queue(self, run, size)
 
     def close(self) -> None:
-        if not self._ended:
+        if not self.has_ended:
             self._end()
 
     def report(self, status: BookieStatus, last_entry: EntryId, message: str) -> None:
@@ -109,7 +109,7 @@ class StreamAppender:
 
         Raises MalformedMessageError if the bookie sends too many that say nothing new.
         """
-        if self._ended:
+        if self.has_ended:
             return
         if status is BookieStatus.OK:
             named, answered = NO_ENTRY, 0
@@ -142,7 +142,7 @@ class StreamAppender:
         self.report(self._stream.broken_by, first, message)
 
     def _end(self) -> None:
-        self._ended = True
+        self.has_ended = True
         self._stream.forget(sum(size for _, size in self._outstanding))
         self._stream.expect_late(len(self._outstanding))
         self._outstanding.clear()
@@ -200,6 +200,8 @@ class AppendStream:
         self._appenders: dict[int, StreamAppender] = {}
         self._tags = count(1)
         self._queue: deque[tuple[StreamAppender, EntryRun]] = deque()
+        self._has_ended = False
+        """An appender has ended since the queue was looked through."""
         self._newest_messages = newest_messages
         self._idle: asyncio.Future[None] | None = None
         """What the sender waits on while nothing is queued."""
@@ -272,8 +274,17 @@ class AppendStream:
     def drop(self, appender: StreamAppender) -> None:
         """The appender has ended: drop what it has queued and the results that still arrive."""
         self._appenders.pop(appender.tag, None)
-        if self._queue:
-            self._queue = deque(item for item in self._queue if item[0] is not appender)
+        if self._queue and not self._has_ended:
+            # Once for all that end in this turn: thousands of writers give up one bookie together.
+            self._has_ended = True
+            self._loop.call_soon(self._has_queued)
+
+    def _has_queued(self) -> bool:
+        """Whether something is to be sent. What appenders that have ended had queued is not."""
+        if self._has_ended:
+            self._has_ended = False
+            self._queue = deque(item for item in self._queue if not item[0].has_ended)
+        return bool(self._queue)
 
     def break_off(self, reason: str) -> None:
         """End the append stream. Appenders with a run unanswered fail now, others when used."""
@@ -321,7 +332,7 @@ class AppendStream:
                 await call.wait_for_connection()
             self._start(self._receive_all(call))
             while True:
-                while self._queue:
+                while self._has_queued():
                     await call.write(self._next_message())
                 self._idle = self._loop.create_future()
                 await self._idle

@@ -152,7 +152,7 @@ class Stage:
     def try_copy(self, bookie: int, copy: Path) -> None:
         """Start a bookie with an older copy in place of its files; then again with its own.
 
-        Raises AssertionError if the copy serves.
+        Raises AssertionError if the copy is not refused as one.
         """
         self.down.add(bookie)
         self.cut_power([bookie])
@@ -160,16 +160,16 @@ class Stage:
         for name in DIRECTORIES:
             _move_files(copy.parent / name, own / name)
             _move_files(copy / name, copy.parent / name)
+        said = "it serves"
         try:
             self.cluster.start_bookie(bookie)
-            serves = True
-        except BookieUnavailableError:
-            serves = False
-            self.cluster.kill_bookie(bookie)
-        for name in DIRECTORIES if not serves else ():
+        except BookieUnavailableError as error:
+            said = str(error)
+        self.cluster.kill_bookie(bookie)
+        for name in DIRECTORIES:
             _move_files(copy.parent / name, copy / name)
             _move_files(own / name, copy.parent / name)
-        assert not serves, f"bookie {bookie} serves with an older copy of its directories"
+        assert "is an older copy" in said, f"an older copy of bookie {bookie} started: {said}"
         shutil.rmtree(copy)
         shutil.rmtree(own)
         self.start_bookies([bookie])

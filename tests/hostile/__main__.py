@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 from pathlib import Path
 
@@ -22,6 +23,8 @@ def main() -> int:
     parser.add_argument("--kinds", nargs="+", choices=sorted(ATTACKS), default=list(ATTACKS))
     parser.add_argument("--json", type=Path, default=None, help="write the figures here too")
     options = parser.parse_args()
+    # It warns at each write to a connection that the bookie has ended, which is what attacks do.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
     report = run(options.kinds, options.seconds)
     if options.json is not None:
         options.json.write_text(json.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")

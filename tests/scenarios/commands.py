@@ -92,7 +92,9 @@ class Commands:
             bound, rest = int(rest[at + 1]), rest[:at]
         names, spares = _split_at(rest, "spares")
         self._make(_quorums(e, wq, aq), [Fragment(EntryId(0), _ids(names))], spares)
-        limits = AppendLimits() if bound is None else AppendLimits(bytes_in_flight_max=bound)
+        limits = AppendLimits()
+        if bound is not None:
+            limits = AppendLimits(bytes_in_flight_max=bound, entry_bytes=0)
         Writer(self.world, "writer", limits=limits)
 
     def do_ledger(self, e: str, wq: str, aq: str, *rest: str) -> None:

@@ -23,6 +23,7 @@ from spark_ledger.errors import (
     UnauthorizedError,
 )
 from spark_ledger.lab.simulation.loop import Process
+from spark_ledger.limits.client import WRITER_ENTRY_BYTES
 from tests.history.model import Phase
 from tests.history.values import value
 from tests.sim.fences import write_more
@@ -290,7 +291,8 @@ class WriterClient(Client):
 
     def _check_bounds(self, writer: LedgerWriter) -> None:
         """Check I15: the bytes that wait in the writer are bounded."""
-        bound = writer.bytes_in_flight_max + self.plan.burst * max(self.plan.size, 100)
+        entry_bytes = max(self.plan.size, 100) + WRITER_ENTRY_BYTES
+        bound = writer.bytes_in_flight_max + self.plan.burst * entry_bytes
         waiting = writer._machine.bytes_in_flight + writer._queue_bytes
         if waiting > bound:
             text = f"{self.name} holds {waiting} bytes in flight, {bound} at most are allowed"

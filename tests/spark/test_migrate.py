@@ -90,6 +90,43 @@ def test_migration_copies_each_record_once_and_proves_it(
         migrate.run(spark, job)
 
 
+def test_files_are_read_as_they_are_or_not_at_all(spark: Any, tmp_path: Path) -> None:
+    """What both sides would lose alike no proof would show."""
+
+    def job(folder: Path, *more: str) -> migrate.Job:
+        given = ["--metadata=zk://h/l", "--stream=s", "--checkpoint=c", f"--files={folder}", *more]
+        return migrate.parse(given)[0]
+
+    def read(job: migrate.Job) -> list[Any]:
+        return list(migrate.source(spark, job, {}).orderBy(migrate.OFFSET).collect())
+
+    export(spark, tmp_path / "two", 0, range(2))
+    whole = spark.read.parquet(str(tmp_path / "two"))
+    whole.write.json(str(tmp_path / "json"))
+    json = ("--format=json", "--base64")
+    for row in read(job(tmp_path / "json", *json)):
+        assert row.value == b"0-%d" % row.kafka_offset
+        assert [(each.key, each.value) for each in row.headers] == [("h", b"x")]
+
+    later = whole.drop("headers").withColumn("offset", whole["offset"] + 2)
+    later.write.mode("append").parquet(str(tmp_path / "two"))
+    found = {row.kafka_offset: row.headers is None for row in read(job(tmp_path / "two"))}
+    assert found == {0: False, 1: False, 2: True, 3: True}
+
+    lines = next((tmp_path / "json").glob("*.json")).read_text().splitlines()
+    for name, bad, told in (
+        ("torn", lines[0][:60], "MALFORMED_RECORD"),
+        ("other", lines[0].replace('"offset":0', '"offset":"x"'), "MALFORMED_RECORD"),
+        ("none", lines[0].replace('"topic":"clicks",', ""), "a record has no topic"),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.json").write_text(f"{bad}\n{lines[1]}\n")
+        with pytest.raises(Exception, match=told):
+            read(job(tmp_path / name, "--topic=clicks", *json))
+    assert [row.kafka_offset for row in read(job(tmp_path / "none", *json))] == [0, 1]
+    assert read(job(tmp_path / "json", "--topic=others", *json)) == []
+
+
 def test_proof_tells_a_null_from_a_value_in_another_column(spark: Any) -> None:
     """Spark's hash passes over nulls: (null, x) and (x, null) have the same one."""
     plain = dict.fromkeys(migrate.COPIED, "CAST(NULL AS BINARY)")

@@ -50,6 +50,15 @@ def test_sink_id_names_the_transactions(source: Lab) -> None:
     assert record is not None and record.transaction_id == 2
 
 
+def test_watermark_of_who_writes_is_none_of_who_reads(lab: Lab) -> None:
+    lab.append(lab.spark.sql("SELECT 0 AS id, TIMESTAMP'2026-01-01 13:00:00' AS at"))
+    copy = lab.another()
+    late = lab.follow().withWatermark("at", "0 seconds")
+    assert late.schema["at"].metadata, "Spark notes it at the column"
+    finished(copy.sink(late))
+    assert copy.read().schema == lab.read().schema
+
+
 def test_empty_partitions_and_micro_batches_commit_nothing(source: Lab) -> None:
     copy = source.another()
     finished(copy.sink(source.follow(maxRowsPerTrigger=10).where("id = 15").repartition(3)))

@@ -123,3 +123,33 @@ def test_large_rows_and_many_rows_are_read(lab: Lab) -> None:
     lab.append(lab.spark.sql("SELECT id, 'y' AS s FROM range(0, 200000, 1, 2)"))
     back = lab.read().selectExpr("count(*) AS n", "sum(length(s)) AS m").collect()[0]
     assert (back.n, back.m) == (200004, 12_200_000)
+
+
+def test_column_takes_what_it_gives_back_and_no_other_kind(lab: Lab) -> None:
+    """Arrow does not tell these types apart, and a geometry of another SRID ends each read."""
+
+    def point(srid: int) -> str:
+        return f"st_geomfromwkb(X'0101000000000000000000F03F0000000000000040', {srid})"
+
+    def append(to: Lab, n: int, x: str, pause: str) -> None:
+        to.append(lab.spark.sql(f"SELECT {n} AS n, {x} AS x, INTERVAL {pause} AS p"))
+
+    any_one, one = lab.another(), lab.another()
+    append(
+        any_one, 0, f"explode(array({point(4326)}, {point(3857)}))", "'2 00:00:00' DAY TO SECOND"
+    )
+    append(one, 0, point(4326), "'1' DAY")
+    append(any_one, 1, point(3857), "'1' DAY")
+    for told, *given in (
+        (r"'x': the stream has type geometry\(4326\), .* geometry\(3857\)", point(3857), "'1' DAY"),
+        (r"'p': the stream has type interval day, ", point(4326), "'1 07:30:00' DAY TO SECOND"),
+    ):
+        with pytest.raises(Exception, match=told):
+            append(one, 1, *given)
+    shown = ("n", "st_srid(x)", "CAST(p AS string)")
+    rows = [
+        [tuple(row) for row in each.read().selectExpr(*shown).collect()] for each in (one, any_one)
+    ]
+    text = "INTERVAL '2 00:00:00' DAY TO SECOND"
+    assert rows[0] == [(0, 4326, "INTERVAL '1' DAY")]
+    assert sorted(rows[1]) == [(0, 3857, text), (0, 4326, text), (1, 3857, text.replace("2", "1"))]

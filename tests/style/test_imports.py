@@ -88,6 +88,7 @@ RULES = {
     "spark_ledger.amounts": rule("spark_ledger.limits", banned=IMPURE),
     "spark_ledger.config": rule(*VALUES, libraries="msgspec", banned="asyncio threading"),
     "spark_ledger.tasks": rule(),
+    "spark_ledger.loop_watch": rule("spark_ledger.limits"),
     # the client library
     "spark_ledger.protocol": rule(*VALUES, banned=IMPURE),
     "spark_ledger.wire": rule(
@@ -214,6 +215,7 @@ RULES = {
     "bookie_server": rule(
         *PUBLIC,
         "spark_ledger.keeper.nodes",
+        "spark_ledger.loop_watch",
         "spark_ledger.metadata",
         "spark_ledger.repair.holes",
         "spark_ledger.repair.nodes",

@@ -79,18 +79,26 @@ def _with_layout(
     The newest schema is the last and has all columns. If another commit has added columns that
     the entries lack, theirs gets a version for them alone, and the newest one follows it.
     """
+    newest = schemas[-1]
+    merged = merge_schema(newest, layout)
+    _refuse_other_columns(newest, layout, stream_name)
     for version in range(len(schemas) - 1, -1, -1):
         if schemas[version].equals(layout):
             return schemas, version
-    newest = schemas[-1]
-    merged = merge_schema(newest, layout)
-    for field in layout:
-        index = newest.get_field_index(field.name)
-        if index >= 0 and not newest.field(index).equals(field):
-            raise RewriteError(  # inside of a type: what may be null
-                f"stream {stream_name!r}: another writer added column {field.name!r} first, and "
-                "lets other parts of it be null; nothing was committed: write the rows again"
-            )
     version = len(schemas)
     extended = (*schemas, layout)
     return (extended if merged.equals(layout) else (*extended, merged)), version
+
+
+def _refuse_other_columns(newest: pa.Schema, layout: pa.Schema, stream_name: str) -> None:
+    """Raises RewriteError if a column that both have is not the same in both."""
+    known = {field.name.lower(): field for field in newest}
+    for field in layout:
+        same = known.get(field.name.lower(), field)
+        # Inside of a type: what may be null. In metadata: what the values are, and for whom.
+        if not same.with_name(field.name).equals(field, check_metadata=True):
+            raise RewriteError(
+                f"stream {stream_name!r}: another writer added column {field.name!r} first, and it "
+                "is not quite the same, such as in what may be null; nothing was committed: write "
+                "the rows again"
+            )

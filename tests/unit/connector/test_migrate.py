@@ -107,6 +107,25 @@ def test_topic_is_counted_up_to_the_records_that_were_copied(
     assert spark.asked == [("read",), *KAFKA, ("load",), ("where", ("up to", last))]
 
 
+@pytest.mark.parametrize("last", [None, {}])
+def test_line_of_json_that_cannot_be_read_ends_the_copy_and_the_proof(
+    spark: Any, last: dict[int, int] | None
+) -> None:
+    """Else Spark makes nulls of it on both sides, which then agree."""
+    migrate.source(spark, parse([*BASE, "--files", "f", "--format", "json"])[0], last)
+    assert ("option", "mode", "FAILFAST") in spark.asked
+
+
+def test_files_of_two_exports_have_the_columns_of_both(spark: Any) -> None:
+    migrate.source(spark, parse([*BASE, "--files", "f"])[0])
+    assert spark.asked[:4] == [
+        ("readStream",),
+        ("read",),
+        ("option", "mergeSchema", "true"),
+        ("parquet", "f"),
+    ]
+
+
 def test_micro_batch_is_committed_if_it_or_a_later_one_is(cluster: Cluster, tmp_path: Path) -> None:
     job = replace(parse([*BASE, "--files", "f"])[0], checkpoint=str(tmp_path))
     assert migrate.committed(job, 0) is None, "there is no stream yet"

@@ -199,6 +199,24 @@ def test_column_that_may_be_null_in_one_of_several_streams_is_nullable(first_is_
     assert (a.nullable, b.nullable) == (first_is_null, False), "in another case it is the same"
 
 
+@pytest.mark.parametrize("names", ["xy", "yx"])
+@pytest.mark.parametrize("kind", [pa.int32(), pa.int64()])
+def test_part_of_a_column_that_may_be_null_in_one_of_several_streams_may_be_null(
+    names: str, kind: pa.DataType
+) -> None:
+    """Whatever the order of their names, and whichever has the wider type."""
+    strict = pa.list_(pa.field("element", kind, nullable=False))
+    lenient = pa.list_(pa.field("element", pa.int32()))
+    types: dict[str, pa.DataType] = dict(zip(names, (strict, lenient), strict=True))
+    schemas = {name: pa.schema({"a": types[name]}) for name in "xy"}
+    (a,) = widest_schema(schemas, include_metadata=False, subject="streams").fields
+    wider = spark.IntegerType() if kind == pa.int32() else spark.LongType()
+    assert a.dataType == spark.ArrayType(wider, True)
+    alike = {"x": schemas["x"], "z": schemas["x"]}
+    same = widest_schema(alike, include_metadata=False, subject="streams")
+    assert same == spark_schema_of(schemas["x"], include_metadata=False), "as all have it"
+
+
 def test_streams_that_cannot_be_read_together_are_those_whose_types_are_named() -> None:
     types: dict[str, pa.DataType] = {"x": pa.int32(), "y": pa.int64(), "z": pa.string()}
     schemas = {name: pa.schema({"a": type_}) for name, type_ in types.items()}

@@ -7,7 +7,7 @@ import pytest
 from pyspark.sql import types as spark
 
 from connector.schema import METADATA_TYPE, check_declared, read_schema, spark_schema_of
-from connector.widening import widens
+from connector.widening import fits, widens
 from spark_ledger.errors import SchemaMismatchError
 from spark_ledger.stream.format.metadata_column import LEDGER_COLUMN
 
@@ -28,7 +28,9 @@ SAME_OR_WIDER = [
     ("string", "string collate UNICODE_CI"),
     ("void", "timestamp"),
     ("interval day", "interval day to second"),
-    ("time(6)", "time(3)"),
+    ("interval hour", "interval day to second"),
+    ("interval day", "interval hour"),
+    ("time(3)", "time(6)"),
     ("array<int>", "array<bigint>"),
     ("map<string,int>", "map<string,bigint>"),
     ("struct<a:int,b:string>", "struct<A:bigint,b:string>"),
@@ -62,6 +64,9 @@ NOT_WIDER = [
     ("decimal(10,2)", "double"),
     ("bigint", "timestamp"),
     ("interval day", "bigint"),
+    ("interval day to second", "interval day"),
+    ("interval hour", "interval day"),
+    ("time(6)", "time(3)"),
     ("map<int,string>", "map<bigint,string>"),
     ("array<date>", "array<timestamp>"),
     ("struct<a:int,b:string>", "struct<b:string,a:int>"),
@@ -106,6 +111,7 @@ def parse(text: str) -> spark.DataType:
         "void": spark.NullType(),
         "variant": spark.VariantType(),
         "interval day": spark.DayTimeIntervalType(0, 0),
+        "interval hour": spark.DayTimeIntervalType(1, 1),
         "interval day to second": spark.DayTimeIntervalType(0, 3),
         "time(6)": spark.TimeType(6),
         "time(3)": spark.TimeType(3),
@@ -133,6 +139,85 @@ def test_type_is_widened(stored: str, declared: str) -> None:
 @pytest.mark.parametrize(("stored", "declared"), NOT_WIDER)
 def test_type_that_loses_or_guesses_is_refused(stored: str, declared: str) -> None:
     assert not widens(type_of(stored), type_of(declared))
+
+
+def inside(data_type: spark.DataType) -> list[spark.DataType]:
+    """The type, and types with it in them."""
+    field = spark.StructField("x", data_type)
+    return [
+        data_type,
+        spark.ArrayType(data_type),
+        spark.MapType(spark.StringType(), data_type),
+        spark.MapType(data_type, spark.StringType()),
+        spark.StructType([field]),
+    ]
+
+
+PARTS = spark.StructType(
+    [
+        spark.StructField("value", spark.BinaryType()),
+        spark.StructField("metadata", spark.BinaryType()),
+    ]
+)
+HERE, THERE = spark.GeometryType(4326), spark.GeometryType(3857)
+
+
+class Point(spark.UserDefinedType):
+    @classmethod
+    def sqlType(cls) -> spark.DataType:
+        return spark.ArrayType(spark.DoubleType())
+
+    @classmethod
+    def module(cls) -> str:
+        return __name__
+
+
+class Vector(Point):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("offered", "column", "both_ways"),
+    [
+        (spark.StringType("UTF8_LCASE"), spark.StringType(), True),
+        (spark.StringType("UNICODE_CI"), spark.StringType("UTF8_LCASE"), True),
+        (spark.NullType(), HERE, False),
+        (HERE, HERE, True),
+        (HERE, spark.GeometryType("ANY"), False),
+        (spark.GeographyType(4326), spark.GeographyType("ANY"), False),
+        (spark.VariantType(), spark.VariantType(), True),
+        (spark.DayTimeIntervalType(0, 0), spark.DayTimeIntervalType(0, 3), False),
+        (spark.DayTimeIntervalType(0, 3), spark.DayTimeIntervalType(1, 3), True),
+        (spark.TimeType(0), spark.TimeType(6), False),
+        (spark.ArrayType(spark.LongType(), False), spark.ArrayType(spark.LongType()), True),
+        (Point(), Point.sqlType(), True),
+        (Point(), Vector(), True),
+    ],
+)
+def test_column_takes_what_it_has_all_values_of(
+    offered: spark.DataType, column: spark.DataType, both_ways: bool
+) -> None:
+    for given, stored in zip(inside(offered), inside(column), strict=True):
+        assert fits(given, stored)
+        assert fits(stored, given) is both_ways
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (HERE, THERE),
+        (HERE, spark.GeographyType(4326)),
+        (spark.GeometryType("ANY"), spark.GeographyType("ANY")),
+        (spark.VariantType(), PARTS),
+        (spark.LongType(), spark.IntegerType()),
+        (spark.StringType(), spark.BinaryType()),
+        (PARTS, spark.StructType(PARTS.fields[::-1])),
+        (PARTS, spark.StructType(PARTS.fields[:1])),
+    ],
+)
+def test_column_takes_no_other_kind(one: spark.DataType, other: spark.DataType) -> None:
+    for a, b in zip(inside(one), inside(other), strict=True):
+        assert not fits(a, b) and not fits(b, a)
 
 
 def test_declared_type_that_is_not_wider_is_named() -> None:

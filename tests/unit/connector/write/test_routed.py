@@ -88,8 +88,10 @@ def test_repeated_micro_batch_changes_nothing(
     micro_batch(monkeypatch, 0, rows)
     micro_batch(monkeypatch, 0, rows, run="again")
     assert [cluster.rows(name) for name in "xy"] == [[1], [2]]
-    with pytest.raises(ConflictError, match="with 1 rows; now it has 2"):
+    with pytest.raises(ConflictError, match="2 rows in 2 streams; now it has 3 rows in 2 streams"):
         micro_batch(monkeypatch, 0, [*rows, ("y", 3)], run="third")
+    with pytest.raises(ConflictError, match=r"'x'.* with 1 rows; now it has 2"):
+        micro_batch(monkeypatch, 0, [*rows, ("x", 3)], run="fourth")
 
 
 def test_lost_commit_is_there_in_all_streams_or_in_none(

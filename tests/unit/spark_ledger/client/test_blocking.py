@@ -16,6 +16,7 @@ from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.portal import BlockingPortal
 from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.errors import ConfigurationError, FencedError, LedgerClosedError, LedgerError
+from spark_ledger.limits.client import WRITER_ENTRY_BYTES
 from spark_ledger.types import BookieId
 
 
@@ -92,20 +93,22 @@ def test_appended_entry_cannot_be_taken_back(
     assert writer.taken == [b"0", b"1", b"2"]
 
 
+@pytest.mark.parametrize("size", [100, 0])
 def test_inbox_is_bounded_while_the_loop_is_busy(
-    writer: Writer, blocking: BlockingWriter, pause: threading.Event
+    writer: Writer, blocking: BlockingWriter, pause: threading.Event, size: int
 ) -> None:
+    writer.bytes_in_flight_max = 10 * (size + WRITER_ENTRY_BYTES)
     appended: list[int] = []
 
     def fill() -> None:
         for number in range(50):
-            blocking.append_async(bytes(100))
+            blocking.append_async(bytes(size))
             appended.append(number)
 
     thread = threading.Thread(target=fill)
     thread.start()
     thread.join(0.2)
-    assert thread.is_alive() and len(appended) <= 11
+    assert thread.is_alive() and len(appended) == 10
     pause.set()
     thread.join(10)
     assert not thread.is_alive() and len(appended) == 50

@@ -14,8 +14,13 @@ import pytest
 
 from spark_ledger.client.context import ClientContext
 from spark_ledger.client.frames import FrameStore
-from spark_ledger.client.last_confirmed import read_last_confirmed, unless_busy, wait_for_newer
-from spark_ledger.limits.client import LAC_DISPUTE_S
+from spark_ledger.client.last_confirmed import (
+    PollMemory,
+    read_last_confirmed,
+    unless_busy,
+    wait_for_newer,
+)
+from spark_ledger.limits.client import LAC_DISPUTE_S, TAIL_PAUSE_S, TAIL_PAUSE_S_MAX
 from spark_ledger.transport.base import LastConfirmed, ReadChunk
 from spark_ledger.types import (
     BookieId,
@@ -110,6 +115,59 @@ def test_bookie_that_fails_makes_no_long_poll_shorter(failed: BookieStatus) -> N
         loop = asyncio.get_running_loop()
         assert await wait_for_newer(context, BUSY, b"", DIGEST, EntryId(4), 30.0) == 4
         assert loop.time() == pytest.approx(30.0, abs=0.01)
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize(("last", "is_fenced", "after_s"), [(5, True, 0.0), (4, False, 30.0)])
+def test_fenced_bookies_are_asked_more_and_more_seldom(
+    last: int, is_fenced: bool, after_s: float
+) -> None:
+    """They answer a long poll at once. Of a recovery that was left in the middle each of them was
+    asked 19 times a second by each process with a tail, for as long as nobody closed the ledger."""
+    context, memory = asked({}), PollMemory()
+    answer = LastConfirmed(BookieStatus.OK, EntryId(4), EntryId(4), fenced=True)
+
+    async def ask(*_args: Any, **options: Any) -> LastConfirmed:
+        await asyncio.sleep(0.0 if answer.fenced else options["wait_s"])
+        return answer
+
+    context.transport.read_last_confirmed = ask
+
+    async def poll(wait_s: float = 30.0) -> float:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await wait_for_newer(context, BUSY, b"", DIGEST, EntryId(4), wait_s, memory)
+        return loop.time() - began
+
+    async def main() -> None:
+        nonlocal answer
+        pauses = [TAIL_PAUSE_S * 2**i for i in range(6)] + [TAIL_PAUSE_S_MAX] * 2
+        assert [await poll() for _pause in pauses] == pytest.approx(pauses)
+        assert await poll(0.5) == pytest.approx(0.5), "no longer than there is time"
+        fenced = answer
+        answer = fenced._replace(last_add_confirmed=EntryId(last), fenced=is_fenced)
+        assert await poll() == pytest.approx(after_s), "news are told at once"
+        answer = fenced
+        assert await poll() == pytest.approx(TAIL_PAUSE_S), "it begins anew"
+
+    run_in_virtual_time(main())
+
+
+def test_bookies_that_are_down_are_asked_again_soon() -> None:
+    """A restart of all of them makes a tail no later than it has to be."""
+    context, memory = asked({}), PollMemory()
+
+    async def ask(*_args: Any, **_options: Any) -> LastConfirmed:
+        return LastConfirmed(BookieStatus.UNAVAILABLE)
+
+    context.transport.read_last_confirmed = ask
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        for _round in range(10):
+            await wait_for_newer(context, BUSY, b"", DIGEST, EntryId(4), 30.0, memory)
+        assert loop.time() == pytest.approx(10 * TAIL_PAUSE_S)
 
     run_in_virtual_time(main())
 

@@ -9,7 +9,7 @@ import pytest
 
 from spark_ledger.errors import AddOutcomeUnknownError, LedgerClosedError
 from spark_ledger.limits import KIB
-from spark_ledger.limits.client import WRITER_CLOSE_GRACE_S
+from spark_ledger.limits.client import WRITER_CLOSE_GRACE_S, WRITER_ENTRY_BYTES
 from tests.unit.spark_ledger.client.world import World, run_virtually
 
 
@@ -55,7 +55,8 @@ def test_room_is_taken_in_the_moment_in_which_a_batch_is_queued() -> None:
 def test_there_is_room_as_long_as_less_is_in_flight_than_the_bound(
     size: int, at_once: bool
 ) -> None:
-    """While it is queued, and once it is on its way: the same bytes count the same."""
+    """While it is queued, and once it is on its way: the same bytes count the same. What an entry
+    takes beside its payload is in them, and not in the ledger's length."""
 
     async def test(world: World) -> None:
         client = await world.client(bytes_in_flight_max=64 * KIB)
@@ -63,20 +64,21 @@ def test_there_is_room_as_long_as_less_is_in_flight_than_the_bound(
         for bookie in world.bookies.values():
             bookie.hold = True
         first = writer.append_nowait(b"x")  # on its way: what comes now is queued
-        payloads = [bytes(size - 2), b"y"]
+        payloads = [bytes(size - 2 - 3 * WRITER_ENTRY_BYTES), b"y"]
         if at_once:
             appended: list[asyncio.Future[Any]] = [writer.append_many_nowait(payloads)]
         else:
             appended = [writer.append_nowait(payload) for payload in payloads]
         for _ in range(3):
             assert writer.has_room == (size < 64 * KIB)
+            assert writer.length == size - 3 * WRITER_ENTRY_BYTES
             await asyncio.sleep(0.001)
         for bookie in world.bookies.values():
             bookie.hold = False
             bookie.release()
         await asyncio.gather(first, *appended)
         await writer.close()
-        assert writer.length == size
+        assert writer.metadata.length == size - 3 * WRITER_ENTRY_BYTES
 
     run_virtually(test)
 

@@ -7,7 +7,14 @@ import asyncio
 import pytest
 
 from spark_ledger.client.writer import LedgerWriter
-from spark_ledger.errors import FencedError, MetadataUnavailableError, NotEnoughBookiesError
+from spark_ledger.errors import (
+    FencedError,
+    MetadataUnavailableError,
+    NotEnoughBookiesError,
+    TooManyRequestsError,
+)
+from spark_ledger.limits import KIB
+from spark_ledger.limits.client import WRITER_ENTRY_BYTES
 from spark_ledger.metadata.memory import Outcome
 from spark_ledger.types import BookieId, BookieStatus
 from tests.unit.spark_ledger.client.test_writer import lose
@@ -33,6 +40,57 @@ def test_writer_of_years_keeps_no_frame_that_every_bookie_holds(appended_at_once
             most = max(most, kept(writer))
         assert most <= 2 * appended_at_once
         assert kept(writer) == 0
+        await writer.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize("at_once", [1, 100])
+@pytest.mark.parametrize("slow", [["b0", "b1", "b2"], ["b0"]])
+def test_entries_without_a_byte_fill_a_writer(slow: list[str], at_once: int) -> None:
+    """Their objects take memory all the same: a producer had to wait for nothing, and bookies that
+    are slow, or one of them, cost its process all that it had."""
+
+    async def test(world: World) -> None:
+        client = await world.client(bytes_in_flight_max=64 * KIB)
+        writer = await client.create_ledger()
+        for name in slow:
+            world.bookies[BookieId(name)].hold = True
+        appended: list[asyncio.Future[range]] = []
+        while writer.has_room and len(appended) * at_once < 1000:
+            appended.append(writer.append_many_nowait([b""] * at_once))
+            await asyncio.sleep(0)
+        entries = len(appended) * at_once
+        assert 64 * KIB <= WRITER_ENTRY_BYTES * entries < 64 * KIB + WRITER_ENTRY_BYTES * at_once
+        for name in slow:
+            world.bookies[BookieId(name)].hold = False
+            world.bookies[BookieId(name)].release()
+        await writer.wait_for_room()
+        await asyncio.gather(*appended)
+        await writer.close()
+        assert (writer.last_add_confirmed, writer.length) == (entries - 1, 0)
+
+    run(test)
+
+
+def test_producer_of_empty_entries_that_never_waits_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("spark_ledger.client.writer.APPEND_BATCH_ENTRIES_MAX", 10)
+
+    async def test(world: World) -> None:
+        writer = await (await world.client()).create_ledger()
+        for bookie in world.bookies.values():
+            bookie.hold = True
+        first = writer.append_nowait(b"")
+        appended = [writer.append_many_nowait([b""] * 10) for _ in range(4)]
+        appended.append(writer.append_many_nowait([b""]))
+        with pytest.raises(TooManyRequestsError, match="41 entries"):
+            writer.append_many_nowait([b""])
+        for bookie in world.bookies.values():
+            bookie.hold = False
+            bookie.release()
+        await asyncio.gather(first, *appended)
         await writer.close()
 
     run(test)

@@ -36,6 +36,24 @@ def test_open_ledger_is_recovered_once_its_owner_is_gone_for_the_grace(
 
 
 @pytest.mark.parametrize(
+    ("gone_s", "recovering_s", "verdict"),
+    [
+        (None, 0.0, Verdict.WAIT),
+        (None, 29.9, Verdict.WAIT),
+        (None, 30.0, Verdict.RECOVER),
+        (29.9, 29.9, Verdict.WAIT),
+        (5.0, 40.0, Verdict.RECOVER),
+        (40.0, 5.0, Verdict.RECOVER),
+    ],
+)
+def test_ledger_in_recovery_is_recovered_after_the_grace_whoever_lives(
+    gone_s: float | None, recovering_s: float, verdict: Verdict
+) -> None:
+    found = judge_open(RECOVERING, gone_s=gone_s, recovering_s=recovering_s, grace_s=30.0)
+    assert found is verdict
+
+
+@pytest.mark.parametrize(
     ("found", "gone_s", "has_stream", "verdict"),
     [
         (None, None, True, Verdict.FORGET),

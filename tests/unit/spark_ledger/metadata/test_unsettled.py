@@ -17,6 +17,7 @@ from spark_ledger.metadata.unsettled import (
     newest_pages,
     page_numbers,
     pages,
+    pages_in_use,
 )
 from spark_ledger.types import (
     BookieId,
@@ -251,5 +252,37 @@ def test_ledger_is_made_though_a_page_that_was_made_for_it_goes_again(root: str)
         store = tree.open_session(interpose=interpose)
         await LedgerStore(store).create(owned(1), until_named=True)
         assert goes == 0 and await unsettled(store) == ([1], [1])
+
+    asyncio.run(main())
+
+
+def test_pages_without_ids_are_taken_away_but_for_the_newest() -> None:
+    async def main() -> None:
+        store = MemoryTree().open_session()
+        for number in range(5):
+            await store.create(id_path(LEDGERS_PATH, LedgerId(number * 10_000)), b"")
+        for number in (0, 2, 4):
+            await store.delete(id_path(LEDGERS_PATH, LedgerId(number * 10_000)))
+        found = [page.ids async for page in pages_in_use(store, LEDGERS_PATH)]
+        assert found == [[], [10_000], [], [30_000], []]
+        assert await page_numbers(store, LEDGERS_PATH) == [1, 3, 4]
+        await LedgerStore(store).create(owned(20_001))
+        assert await page_numbers(store, LEDGERS_PATH) == [1, 2, 3, 4], "made again"
+
+    asyncio.run(main())
+
+
+def test_page_that_gets_an_id_while_it_is_taken_away_stays() -> None:
+    async def main() -> None:
+        store = MemoryTree().open_session()
+        first, last = LedgerId(1), LedgerId(10_000)
+        for each in (first, last):
+            await store.create(id_path(LEDGERS_PATH, each), b"")
+        await store.delete(id_path(LEDGERS_PATH, first))
+        found = pages_in_use(store, LEDGERS_PATH)
+        assert (await anext(found)).ids == []
+        await store.create(id_path(LEDGERS_PATH, first), b"")
+        assert [page.ids async for page in found] == [[last]]
+        assert await listed(store, LEDGERS_PATH) == [first, last]
 
     asyncio.run(main())

@@ -29,6 +29,7 @@ LIMITS = AppendLimits(
     add_timeout_s=5.0,
     slow_bookie_grace_s=1.0,
     bytes_in_flight_max=100,
+    entry_bytes=0,
     replacement_retry_s=1.0,
     explicit_lac_delay_s=0.02,
 )

@@ -185,7 +185,9 @@ def test_spare_bookie_is_given_up_no_later_than_any_other() -> None:
 
 def test_short_timeout_is_looked_at_in_time_also_while_producers_wait() -> None:
     """A client may be told to wait for less than the grace of a slow bookie."""
-    limits = AppendLimits(add_timeout_s=0.5, slow_bookie_grace_s=1.0, bytes_in_flight_max=100)
+    limits = AppendLimits(
+        add_timeout_s=0.5, slow_bookie_grace_s=1.0, bytes_in_flight_max=100, entry_bytes=0
+    )
     machine = AppendMachine(ledger((3, 3, 2), (0, "b0 b1 b2")), 4, now=0.0, limits=limits)
     machine.handle(Append([10]), 0.0)
     assert machine.next_deadline == 0.5

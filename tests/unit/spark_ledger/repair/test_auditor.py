@@ -12,10 +12,11 @@ from spark_ledger.errors import MetadataUnavailableError
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.cookies import leaving_path
 from spark_ledger.metadata.json_nodes import Node, read_node
-from spark_ledger.metadata.unsettled import id_path
+from spark_ledger.metadata.ledgers import LEDGERS_PATH
+from spark_ledger.metadata.unsettled import id_path, page_numbers
 from spark_ledger.repair.auditor import Auditor
-from spark_ledger.repair.nodes import STATE_PATH, AuditState, mark_root
-from spark_ledger.types import BookieId, BookieInfo
+from spark_ledger.repair.nodes import FAILED_PATH, STATE_PATH, AuditState, mark, mark_root
+from spark_ledger.types import BookieId, BookieInfo, LedgerId
 from tests.unit.spark_ledger.client.world import World, run_virtually
 from tests.unit.spark_ledger.keeper.world import Clock
 from tests.unit.spark_ledger.repair.test_worker import names
@@ -297,3 +298,25 @@ def test_program_before_that_knows_no_bookies_without_cookies_reads_what_an_audi
         assert state is not None and state.value.without_cookie == ("b1",)
 
     run_virtually(test, bookies=5)
+
+
+def test_pages_of_what_was_deleted_and_repaired_go() -> None:
+    """Else each look at what is marked asks for all that ever were, and each audit for all ids."""
+
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        client, cared = await world.client(), await crew(world)
+        store, ids = client.store, [LedgerId(number * 10_000 + 1) for number in range(4)]
+        for root in (LEDGERS_PATH, mark_root(1), FAILED_PATH):
+            for each in ids:
+                await store.create(id_path(root, each), b"")
+                await store.delete(id_path(root, each))
+        await cared.auditor.run_pass()
+        assert await page_numbers(store, mark_root(1)) == [3]
+        assert await page_numbers(store, FAILED_PATH) == [3]
+        await mark(store, ids[1], frozenset(), 1)
+        assert await marked(world) == {ids[1]: 1}
+        await cared.auditor.audit(())
+        assert await page_numbers(store, LEDGERS_PATH) == [3]
+
+    run_virtually(test)

@@ -21,6 +21,7 @@ from tests.unit.spark_ledger.stream.packs.world import ClosedDeletions
 from tests.unit.spark_ledger.stream.world import (
     SCHEMA,
     another,
+    free_merged,
     loose,
     numbers,
     root_of,
@@ -70,6 +71,7 @@ def test_commits_that_were_sealed_since_are_found(
             commits.append(await stream.commit_segments([loose()]))
             await stream._committer.sealer.close()
         assert root_of(ledgers).sealed == 18 and len(root_of(ledgers).levels) > 2
+        await free_merged(ledgers)
         assert await look(reader) == commits
 
     run(scenario())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+from contextlib import nullcontext
 from typing import Any
 
 import pyarrow as pa
@@ -212,6 +213,30 @@ def test_racing_columns_of_one_name_and_type_are_one_column() -> None:
         assert loser.config.schema_version == 1
 
     run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("name", "added", "is_other"),
+    [("a", "one", False), ("a", "other", True), ("A", "other", True), ("more", "other", True)],
+)
+def test_racing_columns_that_differ_in_metadata_are_written_again(
+    name: str, added: str, is_other: bool
+) -> None:
+    """Metadata may say what the values are: then the rows would be read as those of the winner.
+    Who writes them again is asked whether they fit."""
+
+    def point(name: str, kind: str) -> pa.Field[Any]:
+        part = pa.field("wkb", pa.binary(), metadata={"srid": kind, "wkb": "true"})
+        return pa.field(name, pa.struct([part]))
+
+    newest = SCHEMA.append(point(name, "one"))
+    if name == "more":
+        newest = newest.append(point("a", "one"))
+    config = StreamConfig("s", "id", (SCHEMA, newest))
+    layout = SCHEMA.append(point("a", added))
+    segment = Segment(-1, loose().ledger_id, *loose_bounds(), 1, 1, 1, (1,), new_schema=layout)
+    with pytest.raises(RewriteError, match=r"'[aA]' first") if is_other else nullcontext():
+        assert with_new_schemas(config, [segment], None)[0] is config
 
 
 def test_racing_columns_that_differ_in_what_may_be_null_are_written_again() -> None:

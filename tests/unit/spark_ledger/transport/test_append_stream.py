@@ -291,6 +291,29 @@ async def test_a_closed_appender_sends_no_more_of_what_is_queued(f: Fixture) -> 
 
 
 @on_loop
+async def test_queue_is_looked_through_once_for_all_appenders_that_end_together(
+    f: Fixture,
+) -> None:
+    """Thousands of writers give up a bookie that takes nothing, and the loop stood still."""
+    f.call.may_write.clear()
+    f.open(1).send(make_run(0))
+    await settle()
+    ending = [f.open(ledger_id) for ledger_id in (2, 3, 4)]
+    for appender in ending:
+        appender.send(make_run(0, ledger_id=appender.ledger_id))
+    queue = f.stream._queue
+    for appender in ending:
+        appender.close()
+        assert f.stream._queue is queue
+    await settle()
+    assert not f.stream._queue, "nothing of it is kept, though the bookie takes nothing"
+    f.call.may_write.set()
+    f.open(5).send(make_run(0, ledger_id=5))
+    await settle()
+    assert [[add.run.ledger_id for add in adds] for adds in f.call.messages] == [[1], [5]]
+
+
+@on_loop
 async def test_late_answers_to_a_closed_appender_are_ignored(f: Fixture) -> None:
     appender = f.open()
     appender.send(make_run(0))
