@@ -36,7 +36,7 @@ from bookie_server.core.transitions import (
 from bookie_server.first_contact import LedgerKeys, LookUps, resume
 from bookie_server.giving_back import GivingBack
 from bookie_server.held_entries import HeldEntries
-from bookie_server.reads import entry_page, find_record, read_entries, why_unsynced
+from bookie_server.reads import entry_page, find_record, ledger_disks, read_entries, why_unsynced
 from bookie_server.storage.blocks import RUN_ENTRIES_MAX, RUN_FRAMES_BYTES_MAX, encode_run
 from bookie_server.storage.disks import DiskWatch
 from bookie_server.storage.fs.vfs import Lock
@@ -80,6 +80,7 @@ class Bookie:
         self._storage = storage
         self.giving_back = GivingBack()
         self.lacking = storage.lacking
+        self.ledger_disks = ledger_disks(storage, disks.names[1:])
         self._disks = disks
         self._post = post
         # Changed by the service thread; `stats` reads their sizes from any thread.

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Final
+
+from spark_ledger.errors import (
+    BookieReplacedError,
+    ConfigurationError,
+    CorruptionError,
+    LedgerError,
+)
 
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
@@ -19,3 +27,14 @@ EXIT_MEANINGS: Final = {
     EXIT_REPLACED: "another process is, or was meanwhile, the same bookie",
 }
 """One sentence for each exit code: of ``--help``, and of the table in README.md."""
+
+
+def exit_code_of(error: LedgerError) -> int:
+    """That of a start which this ended, or of a bookie that may not serve on because of it."""
+    if isinstance(error, BookieReplacedError):
+        return EXIT_REPLACED
+    cause = error.__cause__  # any step of a start may meet a disk that fails (rule S3)
+    if isinstance(error, ConfigurationError) and getattr(cause, "errno", 0) == errno.EIO:
+        return EXIT_FATAL
+    is_refused = isinstance(error, ConfigurationError | CorruptionError)
+    return EXIT_REFUSED if is_refused else EXIT_FAILED

@@ -35,13 +35,15 @@ from spark_ledger.keeper.nodes import (
     read_state,
     read_swept,
 )
-from spark_ledger.limits.keeper import KEEPER_LOOK_S, KEEPER_STOP_S
+from spark_ledger.limits.keeper import KEEPER_FAILED_PAUSE_S, KEEPER_LOOK_S, KEEPER_STOP_S
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.tasks import cancel
 
 logger = logging.getLogger(__name__)
 
 HOST: Final = socket.gethostname()
+FAILED: Final = 1
+"""Exit code of a keeper that ended by an error, such as that it reaches no bookie."""
 WRONG_USAGE: Final = 2
 """Exit code of ``ledger`` that no other try changes: an option or the configuration is wrong."""
 
@@ -86,8 +88,10 @@ class KeeperProcess:
         environment: dict[str, str],
         *,
         look_s: float = KEEPER_LOOK_S,
+        failed_pause_s: float = KEEPER_FAILED_PAUSE_S,
     ) -> None:
         self._store = store
+        self._failed_pause_s = failed_pause_s
         self._argv = argv
         self._environment = environment
         self._look_s = look_s
@@ -108,8 +112,8 @@ class KeeperProcess:
             # At random: the bookies of a cluster start at the same time.
             await asyncio.sleep(random.uniform(0.5, 1.5) * self._look_s)  # noqa: S311 - jitter
             try:
-                if not await self._is_elected():
-                    await self._keep()
+                if not await self._is_elected() and await self._keep() == FAILED:
+                    await asyncio.sleep(self._failed_pause_s)
             except (LedgerError, OSError) as error:
                 logger.warning("no keeper is started now: %s", error)
 
@@ -120,8 +124,9 @@ class KeeperProcess:
             return False
         return True
 
-    async def _keep(self) -> None:
-        """Run a keeper until it ends: because another one was faster, or by an error."""
+    async def _keep(self) -> int:
+        """Run a keeper until it ends: because another one was faster, or by an error; its exit
+        code."""
         process = await asyncio.create_subprocess_exec(
             *self._argv, stdin=PIPE, stdout=DEVNULL, env={**os.environ, **self._environment}
         )
@@ -137,6 +142,7 @@ class KeeperProcess:
                 )
             else:
                 logger.info("the keeper of this bookie ended with %d", code)
+            return code
         finally:
             self._pid = None
             if process.returncode is None:

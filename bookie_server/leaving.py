@@ -5,17 +5,34 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Final
 
 from spark_ledger.errors import LedgerError, NotFoundError
 from spark_ledger.limits.repair import LEAVING_LOOK_S
 from spark_ledger.metadata.base import MetadataStore
-from spark_ledger.metadata.cookies import leaving_path
+from spark_ledger.metadata.cookies import has_left, leaving_path
 from spark_ledger.tasks import cancel, wait_at_most
 from spark_ledger.types import BookieId
 
 logger = logging.getLogger(__name__)
 
 REASON = "it is decommissioned: `ledger bookies decommission`"
+
+WITHOUT_COOKIE: Final = (
+    "empty its directories and format it again. If ZooKeeper was restored from a backup that is "
+    "older than this bookie, run `ledger bookie relocate --config FILE` instead"
+)
+
+
+async def why_left(store: MetadataStore, bookie_id: BookieId) -> str:
+    """Why the bookie may not be registered any more; empty: it has not left.
+
+    It may have been away when an operator took it out (rule R10). Raises what the metadata store
+    raises.
+    """
+    if not await has_left(store, bookie_id):
+        return ""
+    return f"bookie {bookie_id} was taken out of its cluster by an operator: {WITHOUT_COOKIE}"
 
 
 class LeavingWatch:

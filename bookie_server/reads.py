@@ -7,10 +7,15 @@ entry was never confirmed, and may close the ledger below it (rule P14).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 from bookie_server.core.ledger_record import LedgerRecord
+from bookie_server.storage.index.base import IndexRow
 from bookie_server.storage.journal.journal import Journal
 from bookie_server.storage.ledgers.ledger_storage import LedgerStorage
-from spark_ledger.bookie_api import EntryPage, ReadOutcome, Refusal
+from bookie_server.storage.ledgers.slicing import slice_run
+from spark_ledger.bookie_api import EntryPage, LedgerDisks, ReadOutcome, Refusal
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits.bookie import BOOKIE_RANGES_PER_PAGE, JOURNAL_STALLED_S
 from spark_ledger.runs import EntryRun
@@ -66,6 +71,38 @@ def read_entries(
         if room < len(run.frames):  # the runs of a writer are much alike
             break
     return ReadOutcome(runs, BookieStatus.OK, entry_id, "")
+
+
+def ledger_disks(storage: LedgerStorage, names: Sequence[str]) -> LedgerDisks:
+    """The directories of a storage, with their ``names``."""
+    return LedgerDisks(names, storage.number_of, partial(_read_in_memory, storage))
+
+
+class _NotInMemoryError(LookupError):
+    """The disk has to be asked."""
+
+
+def _read_in_memory(
+    storage: LedgerStorage,
+    ledger_id: LedgerId,
+    first: EntryId,
+    last: EntryId,
+    stride: int,
+    max_bytes: int,
+) -> ReadOutcome | None:
+    """See ``LedgerDisks``. It denies nothing: for that the index is asked, which is on the disk."""
+    try:
+        run = storage.store_of(ledger_id).run_with(ledger_id, first, _ask_no_disk)
+    except (_NotInMemoryError, OSError, CorruptionError):  # the disk says it again
+        return None
+    if run is None:
+        return None
+    part = slice_run(run, first, last, stride=stride, max_bytes=max_bytes)
+    return ReadOutcome([part], BookieStatus.OK, EntryId(part.last_entry + stride), "")
+
+
+def _ask_no_disk(_ledger_id: LedgerId, _row: IndexRow) -> EntryRun:
+    raise _NotInMemoryError
 
 
 def why_unsynced(journal: Journal) -> str:

@@ -21,6 +21,7 @@ import msgspec
 
 from bookie_server.config import BookieConfig
 from bookie_server.daemon_thread import in_daemon_thread
+from bookie_server.leaving import WITHOUT_COOKIE, why_left
 from bookie_server.storage.cookie import (
     COOKIE_NAME,
     Cookie,
@@ -48,6 +49,7 @@ from spark_ledger.metadata.cookies import (
     decode_cookie,
     encode_cookie,
     leaving_path,
+    left_path,
 )
 from spark_ledger.tasks import cancel, wait_at_most
 from spark_ledger.types import BookieId, BookieInfo, BookieState
@@ -116,9 +118,9 @@ async def format_new(config: BookieConfig, store: MetadataStore) -> Cookie:
     is_new, version = await _take_name(cookie, store)
     try:
         # Of a bookie of this name, which has left: its mark would look like a restore (rule G4).
-        for path in (leaving_path(bookie_id), collection_path(bookie_id), order_path(bookie_id)):
+        for path_of in (leaving_path, left_path, collection_path, order_path):
             with contextlib.suppress(NotFoundError):
-                await store.delete(path)
+                await store.delete(path_of(bookie_id))
         formatted = await in_daemon_thread(
             partial(
                 format_directories,
@@ -203,10 +205,9 @@ async def check_identity(cookie: Cookie, store: MetadataStore) -> tuple[BookieCo
         node = await store.get_latest(cookie_path(bookie_id))
         known = decode_cookie(bookie_id, node.value)
     except NotFoundError as error:
+        why = f"bookie {bookie_id} was removed from its cluster, or its format never finished: "
         raise ConfigurationError(
-            f"bookie {bookie_id} was removed from its cluster, or its format never finished: "
-            "empty its directories and format it again. If ZooKeeper was restored from a backup "
-            "that is older than this bookie, run `ledger bookie relocate --config FILE` instead"
+            await why_left(store, bookie_id) or why + WITHOUT_COOKIE
         ) from error
     except CorruptionError as error:
         raise ConfigurationError(str(error)) from error

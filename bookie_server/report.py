@@ -83,6 +83,8 @@ class Report:
             "failure": storage.failure,
             "metadata_restored": self._metrics.metadata_restored(),
             "read_only": self.why_read_only(),
+            "stalled_reads": self._metrics.stalled_reads(),
+            "reads_waiting": self._metrics.reads_waiting(),
             "collection": self._metrics.collection()._asdict(),
             "keeper": None if keeper is None else keeper._asdict(),
             "directories": storage.disks.status(storage.directories),

@@ -10,7 +10,6 @@ acknowledged after that. A start whose disk fails ends with it, too: it is tried
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import os
 import signal
@@ -29,12 +28,12 @@ from bookie_server.collection_task import ledger_collector
 from bookie_server.config import BookieConfig
 from bookie_server.daemon_thread import at_most, in_daemon_thread
 from bookie_server.descriptors import Share, raise_limit, share_out
-from bookie_server.exit_codes import EXIT_FAILED, EXIT_FATAL, EXIT_OK, EXIT_REFUSED, EXIT_REPLACED
+from bookie_server.exit_codes import EXIT_FATAL, EXIT_OK, EXIT_REFUSED, EXIT_REPLACED, exit_code_of
 from bookie_server.garbage import Collector
 from bookie_server.held_ids import pass_over_held_ids
 from bookie_server.identity import Identity
 from bookie_server.keeper_process import keeper_beside
-from bookie_server.leaving import LeavingWatch
+from bookie_server.leaving import LeavingWatch, why_left
 from bookie_server.ledger_keys import MetadataKeys
 from bookie_server.loop_watch import LoopWatch
 from bookie_server.opening import open_bookie
@@ -53,7 +52,6 @@ from bookie_server.storage.cookie import Cookie
 from bookie_server.storage.fs.posix_fs import PosixFileSystem
 from bookie_server.telling import Ready, say, tell_ready
 from spark_ledger.errors import (
-    BookieReplacedError,
     ConfigurationError,
     CorruptionError,
     LedgerError,
@@ -118,13 +116,7 @@ async def _exit_code(server: BookieServer) -> int:
         return server.end_code
     except LedgerError as error:
         logger.error("%s", error)  # noqa: TRY400 - the message says what to do
-        if isinstance(error, BookieReplacedError):
-            return EXIT_REPLACED
-        cause = error.__cause__  # any step of a start may meet a disk that fails (rule S3)
-        if isinstance(error, ConfigurationError) and getattr(cause, "errno", 0) == errno.EIO:
-            return EXIT_FATAL
-        is_refused = isinstance(error, ConfigurationError | CorruptionError)
-        return EXIT_REFUSED if is_refused else EXIT_FAILED
+        return exit_code_of(error)
 
 
 def format_bookie(config: BookieConfig) -> Cookie:
@@ -175,6 +167,7 @@ class BookieServer:
         self._metrics = ServiceMetrics()
         self._fatal = ""  # why the storage failed for good
         self._replaced = ""  # who else is this bookie
+        self._left = ""  # why it is no bookie of the cluster any more
         # Service thread only.
         self._descriptors: Share
         self._service: BookieService
@@ -213,9 +206,10 @@ class BookieServer:
                 BookieId(self._cookie.bookie_id),
                 describe=self._report.description,
                 metrics=self._metrics,
+                disks=self._bookie.ledger_disks,
             )
             closing.push_async_callback(self._end_reads, service)
-            stalls.start()
+            stalls.start(service.reads.look)
             closing.callback(stalls.stop)
             connections = service.connections
             guard = MemoryGuard(
@@ -233,9 +227,8 @@ class BookieServer:
             address = self._bind(server)
             closing.push_async_callback(self._finish_calls, service, server)
             listener, admin_address = self._bind_admin()
-            registration = self._registration(registry, address, admin_address)
+            self._announced = registration = self._registration(registry, address, admin_address)
             closing.push_async_callback(self._withdraw, registration)
-            self._announced = registration
             await self._unless_stopped(registration.start())
             await server.serve()  # nothing is answered before others can see who answers
             self._tell_ready(address, admin_address)
@@ -248,15 +241,15 @@ class BookieServer:
             self._collect(closing, store, keys)
             self._refetch(closing, store)
             await self._stop.wait()
-            logger.info("stopping: %s", self._replaced or self._fatal or "asked to")
+            logger.info("stopping: %s", self._replaced or self._fatal or self._left or "asked to")
         return self.end_code
 
     @property
     def end_code(self) -> int:
         """The exit code once it was told to stop, also before it serves: while it waits for another
         process to go, its storage is open and may fail."""
-        if self._replaced:
-            return EXIT_REPLACED
+        if self._replaced or self._left:
+            return EXIT_REPLACED if self._replaced else EXIT_REFUSED
         return EXIT_FATAL if self._fatal else EXIT_OK
 
     # -- start -------------------------------------------------------------------------------------
@@ -336,8 +329,15 @@ class BookieServer:
             store,
             on_replaced=self._on_replaced,
             session_timeout_s=self._config.session_timeout_s,
-            at_contact=lambda: pass_over_held_ids(store, self._bookie.next_ledger_id),
+            at_contact=partial(self._at_contact, store),
         )
+
+    async def _at_contact(self, store: MetadataStore) -> None:
+        await pass_over_held_ids(store, self._bookie.next_ledger_id)
+        self._left = await why_left(store, BookieId(self._cookie.bookie_id))
+        if self._left:
+            self._stop.set()
+            raise ConfigurationError(self._left)
 
     async def _unless_stopped(self, work: Awaitable[T]) -> T:
         """Wait for it. Raises _Stopped if a signal comes first, otherwise what it raises."""
@@ -477,7 +477,7 @@ class BookieServer:
 
     async def _release(self) -> None:
         """Note a clean stop, after the last answer and while the directories are locked."""
-        if self._fatal or self._replaced or not self._identity.is_claimed:
+        if self._fatal or self._replaced or self._left or not self._identity.is_claimed:
             await self._identity.close()
             return
         otherwise = "the stop is not noted in time; the next start finds the one before"

@@ -30,10 +30,13 @@ class StallWatch:
         self._on_changed = on_changed
         self._clock = clock
         self._looked_at = clock()
+        self._look_at_reads: Callable[[float], None] = lambda _now: None
         self._timer: asyncio.TimerHandle | None = None
 
-    def start(self) -> None:
-        """Look now, and at the cadence from now on."""
+    def start(self, look_at_reads: Callable[[float], None] | None = None) -> None:
+        """Look now, and at the cadence from now on. Reads that a disk does not answer make nobody
+        wait who adds: ``look_at_reads`` is only called at each look that is in time."""
+        self._look_at_reads = look_at_reads or self._look_at_reads
         self._timer = call_on_beat(STALL_LOOK_S, self.start)
         self.look()
 
@@ -50,6 +53,8 @@ class StallWatch:
         now = self._clock()
         is_late = now - self._looked_at > 2 * STALL_LOOK_S
         self._looked_at = now
+        if not is_late:
+            self._look_at_reads(now)
         before, stall = self.stall, self._ask()
         if (stall and stall.cause) == (before and before.cause) or (stall and is_late):
             return

@@ -83,6 +83,17 @@ class Held(Protocol):
         """Its id."""
 
 
+class LedgerDisks(NamedTuple):
+    """The ledger directories of a bookie, for those who read."""
+
+    names: Sequence[str]
+    number_of: Callable[[LedgerId], int]
+    """In which of them a ledger lives."""
+    read_in_memory: Callable[[LedgerId, EntryId, EntryId, int, int], ReadOutcome | None]
+    """Entries first, first + stride, ... up to last, in so many bytes, of what is in memory: at
+    least one, whatever its size. None: a disk has to be asked. Any thread."""
+
+
 class BookieApi(Protocol):
     """A bookie without its network.
 

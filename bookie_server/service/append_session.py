@@ -28,6 +28,7 @@ import grpc.aio
 from bookie_server.service.answered_adds import AnsweredAdds
 from bookie_server.service.append_gate import AppendGate, AppendShares
 from bookie_server.service.append_turns import AppendTurns
+from bookie_server.service.appender_state import AppenderState
 from bookie_server.service.context import CallContext
 from bookie_server.service.guard.connections import Connections
 from bookie_server.service.guard.nonsense import Nonsense
@@ -39,6 +40,7 @@ from spark_ledger.limits.bookie import (
     APPEND_TURN_S,
     BOOKIE_HELD_MESSAGE_S,
     BOOKIE_MALFORMED_ADDS_MAX,
+    BOOKIE_REFUSED_OF_A_LEDGER_MAX,
     BOOKIE_UNKNOWN_ADDS_MAX,
     BOOKIE_UNSENT_RESULTS_MAX,
     FIRST_CONTACT_LOOKUPS_MAX,
@@ -49,45 +51,6 @@ from spark_ledger.wire import bookie_pb2 as pb
 from spark_ledger.wire.codec import ReceivedAdd, decode_append_request, status_to_wire
 
 logger = logging.getLogger(__name__)
-
-
-class _AppenderState:
-    """The runs of one tag: how many are pending, what is durable, and what ended it.
-
-    ``acknowledged`` is durable and not reported yet; ``refused_entry`` is the last entry of the
-    earliest run that was refused. Both are NO_ENTRY if there is none. ``told``: its client knows
-    that what it sent waits for a disk that stalls, and ``note`` says it. Service thread only.
-    """
-
-    __slots__ = (
-        "acknowledged",
-        "ledger_id",
-        "note",
-        "pending",
-        "refusal",
-        "refused_entry",
-        "tag",
-        "told",
-    )
-
-    def __init__(self, tag: int, ledger_id: LedgerId) -> None:
-        self.tag = tag
-        self.ledger_id = ledger_id
-        self.pending = 0
-        self.acknowledged = NO_ENTRY
-        self.refusal: Refusal | None = None
-        self.refused_entry = NO_ENTRY
-        self.note = ""
-        self.told = False
-
-    def refuse(self, last_entry: EntryId, refusal: Refusal) -> None:
-        """Keep the refusal of the earliest run; it is reported once those before it are.
-
-        Refusals do not come in order: one is known at once, another after a sync that failed.
-        """
-        if self.refusal is None or last_entry < self.refused_entry:
-            self.refusal = refusal
-            self.refused_entry = last_entry
 
 
 def _stop_reading(reader: asyncio.Task[object], writer: asyncio.Task[None]) -> None:
@@ -129,11 +92,12 @@ class AppendSession:
         self._is_idle = False  # the writer: it will see what is answered, and tell of it
         self._refusal = refusal
         self._stall = ""
-        self._appenders: dict[int, _AppenderState] = {}
-        self._changed: dict[int, _AppenderState] = {}  # those with something to report
+        self._appenders: dict[int, AppenderState] = {}
+        self._changed: dict[int, AppenderState] = {}  # those with something to report
         self._pending = 0  # runs of all appenders that are not answered
         self._unanswered = 0  # appenders that have such runs
-        self._over: set[int] = set()  # tags that were refused, and are told so
+        self._over: dict[LedgerId, tuple[int, ...]] = {}
+        """Tags of a ledger that were refused and are told so, the one that was told first first."""
         self._ends_with = ""  # for its client: too many were refused
         self._is_gone = False
         self._ended = False  # reading has ended, and answers go on
@@ -216,7 +180,7 @@ class AppendSession:
                 self._note_stall(appender)
             self._sent.set()  # what is held hears of it as well
 
-    def _note_stall(self, appender: _AppenderState) -> None:
+    def _note_stall(self, appender: AppenderState) -> None:
         """Tell an appender once, until something of it is durable.
 
         One that was refused as busy as well: where others suffice its client goes on with them,
@@ -374,8 +338,9 @@ class AppendSession:
     def _add(self, add: ReceivedAdd, now: float) -> None:
         run = add.run
         appender = self._appenders.get(add.tag)
+        over = self._over.get(run.ledger_id, ())
         if appender is None:
-            is_over = self._aborts or add.tag in self._over
+            is_over = self._aborts or add.tag in over
         else:
             is_over = appender.refusal is not None
         if is_over:
@@ -383,7 +348,9 @@ class AppendSession:
             self._shares.ended(self.peer, ADD_COST_BYTES + len(run.frames))
             return
         if appender is None:
-            appender = self._appenders[add.tag] = _AppenderState(add.tag, run.ledger_id)
+            if len(over) >= BOOKIE_REFUSED_OF_A_LEDGER_MAX:
+                self._forget_oldest(run.ledger_id, over)
+            appender = self._appenders[add.tag] = AppenderState(add.tag, run.ledger_id)
         refusal = self._refusal
         if add.error:
             self._malformed += 1
@@ -410,9 +377,17 @@ class AppendSession:
         if self._stall:
             self._note_stall(appender)
 
+    def _forget_oldest(self, ledger_id: LedgerId, over: tuple[int, ...]) -> None:
+        """Forget the tag of a ledger whose refusal was told first: another one of the ledger is
+        there now, so its client has read that, and sends nothing more of it."""
+        self._over[ledger_id] = over[1:]
+        self._appenders.pop(over[0], None)
+        self._changed.pop(over[0], None)
+        self._gate.refused.one_less(self)
+
     def _completed(
         self,
-        appender: _AppenderState,
+        appender: AppenderState,
         last_entry: EntryId,
         entries: int,
         size_bytes: int,
@@ -493,8 +468,10 @@ class AppendSession:
                     status=status_to_wire(status),
                     message=message,
                 )
+                over = self._over.get(appender.ledger_id, ())
+                if tag not in over:  # else it was busy, and has heard of a stall now
+                    self._over[appender.ledger_id] = (*over, tag)
                 if status is not BookieStatus.TOO_MANY_REQUESTS:  # it may have to hear of a stall
                     del self._appenders[tag]
-                    self._over.add(tag)
         self._changed.clear()
         return response

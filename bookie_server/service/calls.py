@@ -265,6 +265,7 @@ class AnswerRoom:
         self._unread_s = unread_s
         self._reading = 0  # parts that are being read, of which the size is not known yet
         self._expected = _COPIES * ENTRY_PAYLOAD_BYTES_MAX  # by one that is read: like the last
+        self._lent: set[Call] = set()  # of these, those for which others read meanwhile
         self._held: dict[Call, Answer] = {}
         self._begun: deque[tuple[asyncio.Future[None], Answer]] = deque()  # wait for the next part
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # for their first
@@ -311,16 +312,39 @@ class AnswerRoom:
 
     def release(self) -> None:
         """Nothing was read."""
+        self._has_read(current_call())
+        self._let_in()
+
+    def lend(self, call: Call) -> None:
+        """Its disk keeps a call waiting that has reserved: others have its place meanwhile. What it
+        reads counts once it is there: a disk has few threads (``ReadThreads``)."""
+        self._lent.add(call)
         self._reading -= 1
         self._let_in()
+
+    def take_back(self) -> bool:
+        """Whether the call that runs, and waits for a thread no more, has room as before."""
+        call = current_call()
+        if call in self._lent:
+            if not self._has_room(self._held.get(call)):
+                return False
+            self._lent.remove(call)
+            self._reading += 1
+        return True
+
+    def _has_read(self, call: Call) -> None:
+        if call in self._lent:
+            self._lent.remove(call)
+        else:
+            self._reading -= 1
 
     @contextmanager
     def hold(self, byte_count: int, connection: str) -> Iterator[None]:
         """Count what was read, while it is written, and until the next part is or the call ends."""
-        self._reading -= 1
+        call = current_call()
+        self._has_read(call)
         byte_count *= _COPIES
         self._expected = max(byte_count, self._expected * 7 // 8, _PART_BYTES_EXPECTED)
-        call = current_call()
         answer = self._held.get(call)
         if answer is None:
             answer = self._held[call] = Answer(connection)

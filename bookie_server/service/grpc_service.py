@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import grpc
 import grpc.aio
@@ -32,13 +33,15 @@ from bookie_server.service.health import Health
 from bookie_server.service.lists import list_error, next_part, refused_list
 from bookie_server.service.long_polls import LongPolls
 from bookie_server.service.metrics import ServiceMetrics
-from bookie_server.service.read_path import RangeRead, read_request_error
+from bookie_server.service.read_path import ONE_DISK, RangeRead, read_request_error
+from bookie_server.service.read_threads import DiskIsBusyError, ReadThreads
 from bookie_server.service.requests import Requests
 from bookie_server.service.spare_streams import SpareStreams
 from spark_ledger.bookie_api import (
     ASKED_BY,
     BookieApi,
     Done,
+    LedgerDisks,
     Refusal,
     refuse_reader,
 )
@@ -47,7 +50,6 @@ from spark_ledger.limits.bookie import (
     BOOKIE_ANSWER_BYTES_MAX,
     BOOKIE_APPEND_BYTES_IN_FLIGHT_MAX,
     BOOKIE_HELD_BYTES_MAX,
-    BOOKIE_READ_THREADS,
     BOOKIE_RECEIVE_SHORT_S,
     BOOKIE_UNREAD_GRACE_S,
     BOOKIE_UNREAD_S,
@@ -78,8 +80,8 @@ class Description:
 class BookieService:
     """Handlers of ``spark_ledger.v1.Bookie`` over one bookie.
 
-    Everything here belongs to the service thread. What may take long runs in the pool: reads and
-    lists of entries, which the bookie allows on any thread, and ``describe``.
+    Everything here belongs to the service thread. What may take long runs in other threads: reads
+    and lists of entries, which the bookie allows on any, and ``describe``.
     """
 
     def __init__(
@@ -89,8 +91,9 @@ class BookieService:
         *,
         describe: Callable[[], Description],
         metrics: ServiceMetrics,
+        disks: LedgerDisks = ONE_DISK,
     ) -> None:
-        """``describe`` is called in the pool, for it may ask the disk."""
+        """``describe`` is called in a thread, for it may ask the disk."""
         self._bookie = bookie
         self._bookie_id = bookie_id
         self._describe = describe
@@ -107,12 +110,17 @@ class BookieService:
         self._nonsense = Nonsense()
         self._requests = Requests(self._limits, self._connections, self._nonsense)
         self.health = Health(self._requests, self._limits, self.hang_up)
+        self._disks = disks
+        self.reads = ReadThreads(disks.names)
+        metrics.stalled_reads = lambda: self.reads.stalled
+        metrics.reads_waiting = lambda: self.reads.waiting
         self._answers = AnswerRoom(
             BOOKIE_ANSWER_BYTES_MAX,
             self.hang_up,
             grace_s=BOOKIE_UNREAD_GRACE_S,
             unread_s=BOOKIE_UNREAD_S,
         )
+        self.reads.lend, self.reads.take_back = self._answers.lend, self._answers.take_back
         metrics.answer_bytes = lambda: self._answers.bytes_held
         self._ended_before = 0  # connections, when memory was short the last time
         self._relieved_before = 0  # of which it was the reason
@@ -131,7 +139,6 @@ class BookieService:
         self._limits.makes_way[Kind.APPEND] = spare_streams.make_way
         self._is_draining = False
         self._stall = ""
-        self._pool = ThreadPoolExecutor(BOOKIE_READ_THREADS, thread_name_prefix="bookie-read")
         # Of its own: who asks how a bookie does must not wait behind those who keep it busy.
         self._describing = ThreadPoolExecutor(1, thread_name_prefix="bookie-describe")
 
@@ -214,14 +221,14 @@ class BookieService:
     def close(self) -> None:
         """Begin no read any more. Call after the gRPC server has stopped."""
         self._answers.close()
-        for pool in (self._pool, self._describing):
-            pool.shutdown(wait=False, cancel_futures=True)
+        self.reads.close()
+        self._describing.shutdown(wait=False, cancel_futures=True)
 
     def wait_for_reads(self) -> None:
         """Return once those have ended that had begun: a disk may hold them up for ever. After
         ``close``; any thread."""
-        for pool in (self._pool, self._describing):
-            pool.shutdown()
+        self.reads.wait()
+        self._describing.shutdown()
 
     # -- handlers ----------------------------------------------------------------------------------
 
@@ -268,9 +275,10 @@ class BookieService:
             elif refusal is None:
                 ledger_id = LedgerId(request.ledger_id)
                 refusal = refuse_reader(self._bookie, ledger_id, request.access_key)
-            work = RangeRead(self._bookie, request)
+            work = RangeRead(self._bookie, request, self._disks)
+            number = self._disks.number_of(LedgerId(request.ledger_id))
             while refusal is None and not work.ended:
-                await self._write_part(work, context)
+                await self._write_part(work, number, context)
                 if self._answers.new_calls_wait:
                     break  # in turns: its client asks for the rest, behind those that wait
         status = work.status if refusal is None else refusal.status
@@ -279,12 +287,13 @@ class BookieService:
             first = EntryId(request.first_entry)
             await self._refuse(encode_read_end(status, first, refusal.message), context)
 
-    async def _write_part(self, work: RangeRead, context: CallContext) -> None:
+    async def _write_part(self, work: RangeRead, number: int, context: CallContext) -> None:
         """Read the next part of a range when there is room for it, and write it."""
         await self._answers.reserve(context.peer())
-        loop = asyncio.get_running_loop()
         try:
-            messages = await loop.run_in_executor(self._pool, work.next_messages)
+            messages = await self.reads.run(number, work.next_messages, work.in_memory)
+        except DiskIsBusyError as busy:
+            messages = work.later(str(busy))
         except BaseException:
             self._answers.release()
             raise
@@ -349,14 +358,17 @@ class BookieService:
         """Ranges of the entries held here of a ledger, or the ledgers from one on."""
         with self._limits.admitted(Kind.LIST, context.peer()) as busy:
             refusal = busy or self._refusal(context, list_error(request))
-            loop = asyncio.get_running_loop()
+            of_all = request.ledgers  # they live in all directories
+            number = -1 if of_all else self._disks.number_of(LedgerId(request.ledger_id))
             following: int | None = request.first_entry
             while refusal is None and following is not None:
                 await self._answers.reserve(context.peer())
                 try:
-                    response, following = await loop.run_in_executor(
-                        self._pool, next_part, self._bookie, request, following
-                    )
+                    part = partial(next_part, self._bookie, request, following)
+                    response, following = await self.reads.run(number, part)
+                except DiskIsBusyError as error:
+                    later = Refusal(BookieStatus.TOO_MANY_REQUESTS, str(error))
+                    response, following = refused_list(request, later), None
                 except BaseException:
                     self._answers.release()
                     raise

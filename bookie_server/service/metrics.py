@@ -129,6 +129,10 @@ class ServiceMetrics:
         """Connections that the bookie has hung up on, by reason."""
         self.calls_refused: Counter[str] = Counter()
         """Calls above the bound of their kind, by kind."""
+        self.stalled_reads: Callable[[], dict[str, str]] = dict
+        """Ledger directories that do not answer reads, and why that is said."""
+        self.reads_waiting: Callable[[], int] = int
+        """Reads and lists that wait for a thread of their directory."""
         self.answer_bytes: Callable[[], int] = int
         """Bytes read for clients and not sent yet."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -52,6 +52,7 @@ def _families(
     yield from keeper_families(metrics.keeper())
     yield from repair_families(metrics.repair())
     yield from _storage(storage)
+    yield from _reads(metrics, storage.directories[1:])
     yield from _read_only(read_only)
 
 
@@ -103,6 +104,21 @@ def _service(metrics: ServiceMetrics) -> Iterator[Metric]:
     for method, count in sorted(metrics.calls_in_progress.items()):
         running.add_metric([method], count)
     yield running
+
+
+def _reads(metrics: ServiceMetrics, directories: Sequence[str]) -> Iterator[Metric]:
+    yield _gauge(
+        "bookie_reads_waiting",
+        "Reads and lists that wait for a thread.",
+        metrics.reads_waiting(),
+    )
+    stalled = GaugeMetricFamily(
+        "bookie_reads_stalled", "1 while its disk does not answer a read.", labels=["directory"]
+    )
+    now = metrics.stalled_reads()
+    for name in directories:
+        stalled.add_metric([name], int(name in now))
+    yield stalled
 
 
 def _collection(collection: CollectionStats) -> Iterator[Metric]:

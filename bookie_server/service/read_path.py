@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from spark_ledger.bookie_api import BookieApi
+from typing import Final
+
+from spark_ledger.bookie_api import BookieApi, LedgerDisks, ReadOutcome
 from spark_ledger.limits.entries import READ_CHUNK_BYTES_TARGET, READ_REQUEST_BYTES_MAX
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
 from spark_ledger.wire.codec import encode_read_end, encode_read_response
 
+ONE_DISK: Final = LedgerDisks([""], lambda _ledger_id: 0, lambda *_wanted: None)
+"""Of a bookie that has all ledgers in one directory, and does not say what is in memory."""
+
 
 class RangeRead:
     """Progress of one Read call.
 
-    ``next_messages`` runs in the pool and changes everything here; the service thread looks at it
-    only while no such call runs. So there is one owner at any time, and no lock.
+    ``next_messages`` and ``in_memory`` run in threads, one at a time, and change everything here;
+    the service thread looks at it only while none of them runs. So there is one owner at any time,
+    and no lock.
     """
 
-    def __init__(self, bookie: BookieApi, request: pb.ReadRequest) -> None:
+    def __init__(
+        self, bookie: BookieApi, request: pb.ReadRequest, disks: LedgerDisks = ONE_DISK
+    ) -> None:
         self._bookie = bookie
+        self._disks = disks
         self._ledger_id = LedgerId(request.ledger_id)
         self._next_entry = EntryId(request.first_entry)
         self._last_entry = EntryId(request.last_entry)
@@ -44,6 +53,25 @@ class RangeRead:
             stride=self._stride,
             max_bytes=min(self._bytes_left, READ_CHUNK_BYTES_TARGET),
         )
+        return self._messages_of(outcome)
+
+    def in_memory(self) -> list[bytes] | None:
+        """The same if it is in memory; None: a disk has to be asked."""
+        outcome = self._disks.read_in_memory(
+            self._ledger_id,
+            self._next_entry,
+            self._last_entry,
+            self._stride,
+            min(self._bytes_left, READ_CHUNK_BYTES_TARGET),
+        )
+        return None if outcome is None else self._messages_of(outcome)
+
+    def later(self, message: str) -> list[bytes]:
+        """The end, as the disk is busy: its client asks for the rest later."""
+        busy = BookieStatus.TOO_MANY_REQUESTS
+        return self._messages_of(ReadOutcome([], busy, self._next_entry, message))
+
+    def _messages_of(self, outcome: ReadOutcome) -> list[bytes]:
         messages: list[bytes] = []
         if outcome.runs:
             size = sum([len(run.frames) for run in outcome.runs])

@@ -1,8 +1,10 @@
 """How many refused appenders all append streams together keep in mind.
 
 Nothing behind a refusal may be stored, so a stream keeps the tag of each appender that was refused,
-for as long as it is open. A client that goes on with new ones, as without the name of the bookie,
-would hold memory in as many idle streams as it may have.
+for as long as it is open: the last ones of each ledger. A writer that is told to come later opens a
+new appender each time, behind the refusal of the one before: of tries without end a few are kept.
+A client that goes on with new ledgers, as without the name of the bookie, would hold memory in as
+many idle streams as it may have.
 """
 
 from __future__ import annotations
@@ -36,6 +38,11 @@ class RefusedAppenders:
             number = self._of_stream[most]
             self.forget(most)
             most.end_refused(f"{number} appenders of this stream were refused: open a new stream")
+
+    def one_less(self, stream: Refused) -> None:
+        """The stream need not keep one of them: its client has read that it was refused."""
+        self.count -= 1
+        self._of_stream[stream] -= 1
 
     def forget(self, stream: Refused) -> None:
         """The stream keeps none of them any more."""

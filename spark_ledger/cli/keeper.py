@@ -253,22 +253,28 @@ async def _serve(
 async def _work(
     client: LedgerClient, keeper: Keeper, repair: RepairConfig | None, stop: asyncio.Event
 ) -> None:
-    """The keeper and, beside it, repair. If either ends by an error so does the other, and this
-    raises it: a keeper that repairs nothing would stay elected, and nobody would look for it."""
-    if repair is None:
-        return await keeper.run(stop)
+    """The keeper and, beside it, repair. If one ends by an error so do all, and this raises it: a
+    keeper that repairs nothing would stay elected, and nobody would look for it; nor if it reaches
+    no bookies."""
+    from spark_ledger.keeper.reach import watch_reach
     from spark_ledger.repair.service import run_repair
+
+    def is_elected() -> bool:
+        return keeper.is_elected
 
     loop = asyncio.get_running_loop()
     keeping = loop.create_task(keeper.run(stop))
-    repairing = loop.create_task(run_repair(client, repair, stop, lambda: keeper.is_elected))
+    beside = [loop.create_task(watch_reach(client.context, stop, is_elected))]
+    if repair is not None:
+        beside.append(loop.create_task(run_repair(client, repair, stop, is_elected)))
     try:
-        await asyncio.wait({keeping, repairing}, return_when=asyncio.FIRST_COMPLETED)
-        if repairing.done():
-            repairing.result()
+        await asyncio.wait({keeping, *beside}, return_when=asyncio.FIRST_COMPLETED)
+        for each in beside:
+            if each.done():
+                each.result()
         await keeping
     finally:
-        await cancel(keeping, repairing)
+        await cancel(keeping, *beside)
 
 
 @group.command()

@@ -43,6 +43,11 @@ BOOKIE_REFUSED_APPENDERS_MAX: Final = 65_536
 """On all append streams. Refused appenders are remembered, so that nothing behind a refusal is
 stored. Of more the stream that has most of them is ended, its client starts afresh."""
 
+BOOKIE_REFUSED_OF_A_LEDGER_MAX: Final = 4
+"""So many refused appenders of a ledger are remembered on an append stream. More write to it at
+once in no process of ours: its writer, recoveries, and a copy of repair. Each opens the next one
+when it has read the refusal of the last, so behind so many the oldest refusal was read."""
+
 BOOKIE_MALFORMED_ADDS_MAX: Final = 16
 """On one append stream. Each is answered; a client that sends more of them is not one of ours."""
 
@@ -174,7 +179,12 @@ BOOKIE_RECEIVE_S: Final = 5.0
 """A request of a few bytes that is not there by then will not come."""
 
 BOOKIE_READ_THREADS: Final = 4
-"""Reads wait for the disk or copy memory; both leave the interpreter's lock to others."""
+"""Reads wait for the disk or copy memory; both leave the interpreter's lock to others. So many run
+at once, and as many threads has each ledger directory for those that its disk does not answer."""
+
+BOOKIE_READ_QUICK_S: Final = 0.25
+"""A read that takes longer waits for its disk: others run in its place, and those behind it of the
+same directory ask memory first."""
 
 BOOKIE_RANGES_PER_PAGE: Final = 10_000
 """Ranges in one page of a ledger's entries: about 100 KB of an answer. No more rows of the index
@@ -352,6 +362,10 @@ clients need not find out by silence; more than a disk that is only busy takes (
 LEDGERS_STALLED_S: Final = 3.0
 """A flush that adds wait for, and that has made no progress for this long, stalls like a journal.
 Longer than one commit of an index with a hundred thousand changed ledgers takes (rule S15)."""
+
+READS_STALLED_S: Final = 2.0
+"""A ledger directory of which a read has not ended for so long says so. When all its threads wait
+so long reads are told to come later: their clients would wait five times as long (rule S15)."""
 
 STALL_LOOK_S: Final = 0.25
 """How often a bookie looks whether its disks stall: a small part of the times above."""

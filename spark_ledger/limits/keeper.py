@@ -60,6 +60,20 @@ KEEPER_STOP_S: Final = 5.0
 ELECTION_RETRY_S: Final = 5.0
 """A candidate looks again this often; a watch wakes it sooner."""
 
+REACH_LOOK_S: Final = 60.0
+"""The elected keeper asks this often whether bookies answer it."""
+
+REACH_LOOKS: Final = 10
+"""After so many looks in a row at which hardly any did it leaves its place: longer than a switch
+restarts, as what it copies begins anew then."""
+
+REACH_ASKED_MAX: Final = 20
+"""It asks so many at most, drawn by lot."""
+
+KEEPER_FAILED_PAUSE_S: Final = 60.0
+"""A bookie whose keeper ended by an error starts no other for so long: one elsewhere is elected
+meanwhile, which may reach what this one could not."""
+
 DROPPED_GRACE_S: Final = 300.0
 """The ledgers of rows that were dropped are deleted so long after that: a batch that was planned
 before reads them without asking. Longer than a commit looks for its lost reply

@@ -33,6 +33,10 @@ COLLECTION_PAUSE_S: Final = 0.5
 """The one ZooKeeper on loopback has no server that could lag. What was dropped meanwhile lies on
 the disk."""
 
+STAYS_ENDED: Final = (0, 2, 4)
+"""Exit codes after which a bookie is not started again, as ``bookie_server/README.md`` says of any
+supervisor: it was asked to end, or is refused until somebody has done what its log says."""
+
 _NAME: Final = re.compile(r"bookie-(\d+)")
 
 

@@ -225,7 +225,16 @@ class LocalCluster:
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def detach(self, state_file: Path) -> None:
-        """Leave the cluster running when this process ends (``spark_ledger.local.up``)."""
+        """Leave the cluster running when this process ends (``spark_ledger.local.up``). Nobody can
+        start its bookies then, so its supervisor does, as that of a machine of its own would."""
+        for server in self._bookies:
+            if server.name not in self.refused:
+                self._processes.keep(
+                    server.name,
+                    notice=_notice(server),
+                    sayings={},
+                    unless=bookie.STAYS_ENDED,
+                )
         self._processes.detach(state_file)
 
     def __enter__(self) -> LocalCluster:
@@ -372,7 +381,7 @@ class LocalCluster:
         self.refused[server.name] = f"did not start: {said}"
         self._processes.keep(
             server.name,
-            notice=server.directory / "ended",
+            notice=_notice(server),
             sayings={exit_code: self.refused[server.name]},
             pause_s=REFUSED_PAUSE_S,
         )
@@ -389,6 +398,11 @@ class LocalCluster:
         if signal_number is not signal.SIGKILL:
             self._processes.signal(name, signal.SIGCONT)  # a paused one would sleep through it
         return self._processes.wait_exit(name)
+
+
+def _notice(server: _Server) -> Path:
+    """Where the supervisor says why a bookie ended."""
+    return server.directory / "ended"
 
 
 def _checked_heap(given: int | None) -> int:

@@ -64,7 +64,8 @@ def up(
     """Start a cluster that keeps running, on the data in ``directory`` if there are any.
 
     With data it also runs if bookies refuse to start: they are not ``running``, their ``note`` says
-    why, and they are started again every ten to thirty seconds.
+    why, and they are started again every ten to thirty seconds. A bookie that ends later is started
+    again, unless it was asked to (SIGTERM), or no start changes why (exit codes 2 and 4).
 
     ``zookeeper_heap_bytes``, ``lost_bookie_delay_s``, ``racks``: as in ``LocalCluster``.
 

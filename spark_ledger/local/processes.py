@@ -95,9 +95,10 @@ class Processes:
         notice: Path,
         sayings: Mapping[int, str],
         pause_s: float = supervisor.RESTART_S,
+        unless: Sequence[int] = (),
     ) -> None:
         """Have a process started again when it ends, or if it has, but not when ``signal`` ended
-        it.
+        it, or with one of the exit codes ``unless``.
 
         ``notice``: a file that says why it ended, while that may explain that it does not answer.
         ``sayings``: what it says by exit code. ``pause_s``: before the first time.
@@ -109,6 +110,7 @@ class Processes:
                 "notice": str(notice),
                 "sayings": {str(code): text for code, text in sayings.items()},
                 "pause": pause_s,
+                "unless": list(unless),
             }
         )
 

@@ -5,8 +5,10 @@ milliseconds. It has one thread. Requests are JSON lines on standard input, one 
 
     {"op": "spawn", "name": ..., "argv": [...], "cwd": ..., "log": ..., "env": {...}}
     {"op": "signal", "name": ..., "signal": 9}
-    {"op": "keep", "name": ..., "notice": path, "sayings": {"3": ...}, "pause": 0.5}
-                                      start it again when it ends, and if it has
+    {"op": "keep", "name": ..., "notice": path, "sayings": {"3": ...}, "pause": 0.5,
+     "unless": [0]}
+                                      start it again when it ends, and if it has, but not for
+                                      these exit codes
     {"op": "status"}                  -> {"processes": {name: {"pid": 1, "exit": null}}}
     {"op": "detach", "state": path}   go on alone; the state file is removed at the end
     {"op": "stop", "graceful": true}
@@ -81,6 +83,7 @@ class Request(TypedDict, total=False):
     notice: str
     sayings: dict[str, str]
     pause: float
+    unless: list[int]
 
 
 class ChildState(TypedDict):
@@ -109,6 +112,7 @@ class Kept:
         """It runs ``now``, and ``start`` starts it again."""
         self._start = start
         self._sayings = request["sayings"]
+        self._stays_ended = request.get("unless", [])
         self._notice = Path(request["notice"])
         self._first_pause_s = self._pause_s = request["pause"]
         self._started_at = now
@@ -127,9 +131,11 @@ class Kept:
                 self._remove_notice()
             return None
         if self._again_at is None:
-            self._again_at = self._next_try(now)
+            stays_ended = exit_code in self._stays_ended
+            self._again_at = float("inf") if stays_ended else self._next_try(now)
             self.ended += 1
-            default = f"it ended with exit code {exit_code}, and is started again"
+            rest = ": its log says why" if stays_ended else ", and is started again"
+            default = f"it ended with exit code {exit_code}{rest}"
             self.why = self._sayings.get(str(exit_code), default)
             self._write_notice()
         if now < self._again_at:

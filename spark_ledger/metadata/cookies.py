@@ -17,6 +17,7 @@ from spark_ledger.metadata.bookies import COOKIES_PATH, check_bookie_id
 from spark_ledger.types import BookieId, BookieStart, DirectoryPlace
 
 LEAVING_PATH: Final = "repair/leaving"
+LEFT_PATH: Final = "repair/left"
 
 
 class BookieCookie(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -54,6 +55,26 @@ def cookie_path(bookie_id: BookieId) -> str:
 def leaving_path(bookie_id: BookieId) -> str:
     """Exists while an operator takes the bookie out of the cluster (``spark_ledger/repair``)."""
     return f"{LEAVING_PATH}/{check_bookie_id(bookie_id)}"
+
+
+def left_path(bookie_id: BookieId) -> str:
+    """Stays once the bookie was taken out, until one of its name is made: that it has no cookie
+    may also mean that the store was restored, and then it serves on."""
+    return f"{LEFT_PATH}/{check_bookie_id(bookie_id)}"
+
+
+async def has_left(store: MetadataStore, bookie_id: BookieId) -> bool:
+    """Whether an operator has taken the bookie out of the cluster (rule R10)."""
+    is_told = await _is_there(store, left_path(bookie_id))
+    return is_told and not await _is_there(store, cookie_path(bookie_id))
+
+
+async def _is_there(store: MetadataStore, path: str) -> bool:
+    try:
+        await store.get_latest(path)
+    except NotFoundError:
+        return False
+    return True
 
 
 def encode_cookie(cookie: BookieCookie) -> bytes:

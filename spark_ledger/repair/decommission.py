@@ -12,9 +12,14 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from spark_ledger.client.ledger_client import LedgerClient
-from spark_ledger.errors import ConflictError, CorruptionError, NotFoundError
+from spark_ledger.errors import (
+    ConfigurationError,
+    ConflictError,
+    CorruptionError,
+    NotFoundError,
+)
 from spark_ledger.metadata.bookies import BookieRegistry
-from spark_ledger.metadata.cookies import leaving_path
+from spark_ledger.metadata.cookies import has_left, leaving_path, left_path
 from spark_ledger.repair.auditor import Auditor, AuditorConfig
 from spark_ledger.repair.nodes import forget_without_cookie, leaving, ran_without_cookie
 from spark_ledger.repair.worker import Worker, WorkerConfig
@@ -108,25 +113,42 @@ async def decommission(
     told: Callable[[int], None],
 ) -> Left:
     """Returns once nothing names the bookie and its cookie is gone. ``told`` hears how many ledgers
-    name it, after each look at all of them.
+    name it, after each look at all of them. It may live, and not hear of it: it is not registered
+    again.
 
     Raises as ``drain``.
     """
     registry = BookieRegistry(client.store)
     await drain(client, bookie_id, config, told=lambda left: told(left.ledgers))
+    with contextlib.suppress(ConflictError):  # it was begun before
+        await client.store.create(left_path(bookie_id), b"")
     await registry.delete_cookie(bookie_id)
     runs = await registry.get(bookie_id) is not None
     if not runs:
         # First: an auditor that looks in between would count it as gone.
         await forget_without_cookie(client.store, bookie_id)
-        await stay(client, bookie_id)
+        await _forget(client, leaving_path(bookie_id))
     return Left(runs)
 
 
 async def stay(client: LedgerClient, bookie_id: BookieId) -> bool:
-    """Let a bookie stay that was to leave; whether it was. What was copied stays copied."""
+    """Let a bookie stay that was to leave; whether it was. What was copied stays copied.
+
+    Raises ConfigurationError if it has left, and what the metadata store raises.
+    """
+    if await has_left(client.store, bookie_id):
+        raise ConfigurationError(
+            f"bookie {bookie_id} has left the cluster, and has no cookie any more: stop it, empty "
+            "its directories and format it again"
+        )
+    await _forget(client, left_path(bookie_id))  # of one that was cut off before the cookie went
+    return await _forget(client, leaving_path(bookie_id))
+
+
+async def _forget(client: LedgerClient, path: str) -> bool:
+    """Delete a node; whether it was there."""
     try:
-        await client.store.delete(leaving_path(bookie_id))
+        await client.store.delete(path)
     except NotFoundError:
         return False
     return True

@@ -49,6 +49,10 @@ logger = logging.getLogger(__name__)
 _FAILS_ALONE: Final = (NoSuchEntryError, NotEnoughBookiesError, BookieUnavailableError)
 """What keeps one copy from being made, or one fragment from being repaired."""
 
+_AS_COPIED_S: Final = 1.0
+"""For so long nobody asks whether copies are there still. A bookie whose disk is lost may have left
+and be formatted under its name after twice that: it is registered, and holds nothing."""
+
 _CONFLICTS_MAX = 100
 """A ledger whose metadata change this often while one change is tried is left to the next turn."""
 
@@ -81,6 +85,8 @@ class LedgerRepair:
         self._copied: dict[int, BookieId] = {}
         """Who has the copies of the lost members of a fragment, and is not named yet."""
         self._also: Callable[[], Sequence[Operation]] = tuple
+        self._copying_since = 0.0
+        """When the first of the copies began that are not named yet."""
 
     async def run(
         self, lost: frozenset[BookieId], also: Callable[[], Sequence[Operation]] = tuple
@@ -122,6 +128,7 @@ class LedgerRepair:
                 raise found
 
     async def _copy_lost(self, fragment: FinalFragment, lost: frozenset[BookieId]) -> None:
+        self._copying_since = asyncio.get_running_loop().time()
         replacements = self._copied  # each is named, also if those behind it cannot be made
         for index in lost_indexes(fragment.bookies, lost):
             try:
@@ -154,6 +161,7 @@ class LedgerRepair:
         A new one is asked what it holds before it is named: the copy that it replaces is good, and
         counts no more then (rule R16).
         """
+        self._copying_since = asyncio.get_running_loop().time()
         with self._context.ledgers.keep(self._ledger):
             for index, target in targets.items():
                 lanes = lane_copies(self._ledger.value, fragment, index, lost=lost)
@@ -175,7 +183,8 @@ class LedgerRepair:
         replacements: Mapping[int, BookieId],
         lost: frozenset[BookieId],
     ) -> None:
-        """Raises ConflictError unless the new bookies hold all still that they shall be named for.
+        """Raises BookieUnavailableError unless the new bookies hold all still that they shall be
+        named for.
 
         Then the mark stays, and a later turn copies anew.
         """
@@ -184,7 +193,8 @@ class LedgerRepair:
             try:
                 await self._refuse_holes(lanes, target)
             except TargetFailedError as error:
-                raise ConflictError(f"ledger {self._ledger.value.ledger_id}: {error}") from error
+                message = f"ledger {self._ledger.value.ledger_id}: {error}"
+                raise BookieUnavailableError(message) from error
 
     async def _refuse_holes(self, lanes: Sequence[LaneCopy], target: BookieId) -> None:
         """Raises TargetFailedError unless the bookie says that it holds all of this (rule R16)."""
@@ -287,13 +297,15 @@ class LedgerRepair:
 
         What is written stands on metadata that were read before the copies were made. If others
         are there now, the bookies are asked again: one of them may have given its copy back, which
-        changes the metadata first (rule G9). Who is taken out of the cluster is not named (R10).
+        changes the metadata first (rule G9). They are also if it took a while: one may have been
+        formatted again. Who is taken out of the cluster is not named (R10).
         """
+        took_s = asyncio.get_running_loop().time() - self._copying_since
         for attempt in range(_CONFLICTS_MAX):
             wanted = renamed(self._ledger.value, fragment, replacements)
             if wanted is None:
                 break
-            if attempt:
+            if attempt or took_s > _AS_COPIED_S:
                 await self._ask_again(fragment, replacements, lost)
             lacks = self._errors or self.unknown or all_names(wanted) & lost
             parts = await self._refuse_gone(replacements)

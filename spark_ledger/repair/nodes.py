@@ -6,6 +6,7 @@
 | repair/locks/<ledger id> | ephemeral: the worker that is at it (``metadata/repair_locks.py``) |
 | repair/failed/00/0000/L0001 | format_version, why the last try failed, how many did |
 | repair/leaving/<bookie id> | an operator takes this bookie out of the cluster |
+| repair/left/<bookie id> | an operator has taken it out; without its cookie |
 | repair/state | format_version, what the auditor saw last |
 | repair/done | format_version, what workers have done, for people |
 | repair/counts | format_version, how much is marked and fails, for metrics |

@@ -352,8 +352,13 @@ def test_up_status_down(tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match="already"):
             local.up(directory)
         os.kill(found.bookies[0].pid, signal.SIGKILL)
-        eventually(lambda: not local.status(directory).bookies[0].running)
-        assert local.status(directory).bookies[1].running
+        eventually(lambda: local.status(directory).bookies[0].pid != found.bookies[0].pid)
+        eventually(lambda: local.status(directory).bookies[0].running)  # nobody else can start it
+        assert "exit code -9" in local.status(directory).bookies[0].note
+        os.kill(found.bookies[1].pid, signal.SIGTERM)  # somebody wants it to end
+        eventually(lambda: bool(local.status(directory).bookies[1].note))
+        assert not local.status(directory).bookies[1].running
+        assert "exit code 0" in local.status(directory).bookies[1].note
     finally:
         stopped = local.down(directory)
     assert stopped

@@ -103,6 +103,26 @@ def test_keeper_is_started_when_there_is_none_and_ends_with_the_bookie(tmp_path:
     asyncio.run(main())
 
 
+def test_keeper_that_failed_is_left_to_others_for_a_while(tmp_path: Path) -> None:
+    """One that reaches no bookies would be elected again here, as it was before."""
+
+    async def main() -> None:
+        notes = tmp_path / "notes"
+        program = NOTES.removesuffix("sys.stdin.read()") + "sys.exit(1)"
+        argv = [sys.executable, "-c", program, str(notes)]
+        beside = KeeperProcess(
+            MemoryTree().open_session(), argv, {"WORD": "w"}, look_s=0.02, failed_pause_s=1.0
+        )
+        (line,) = await until_lines(notes, 1)
+        await until_gone(int(line.split()[0]))
+        await asyncio.sleep(0.5)
+        assert len(notes.read_text().splitlines()) == 1
+        await until_lines(notes, 2)
+        await beside.stop()
+
+    asyncio.run(main())
+
+
 def test_keeper_is_not_started_beside_another(tmp_path: Path) -> None:
     async def main() -> None:
         tree = MemoryTree()

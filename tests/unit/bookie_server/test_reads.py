@@ -207,3 +207,47 @@ def test_ledger_that_cannot_be_read_is_not_denied(error: Exception) -> None:
     )
     assert (outcome.status, outcome.entry_id) == (BookieStatus.IO_ERROR, 0)
     assert outcome.message == str(error)
+
+
+def in_memory(
+    machine: Machine, first: int, last: int, *, stride: int = 1, max_bytes: int = MIB
+) -> ReadOutcome | None:
+    read_in_memory = machine.bookie.ledger_disks.read_in_memory
+    return read_in_memory(L, EntryId(first), EntryId(last), stride, max_bytes)
+
+
+def test_what_is_in_memory_is_read_as_it_is_with_the_disk(machine: Machine) -> None:
+    machine.add(7, range(10))
+    for wanted in ((0, 9, 1, MIB), (3, 7, 1, MIB), (1, 9, 3, MIB), (0, 9, 1, 199), (2, 9, 1, 1)):
+        first, last, stride, max_bytes = wanted
+        found = in_memory(machine, first, last, stride=stride, max_bytes=max_bytes)
+        assert found == read(machine, first, last, stride=stride, max_bytes=max_bytes), wanted
+
+
+def test_what_is_on_the_disk_only_is_not_asked_for_and_not_denied() -> None:
+    asked: list[Operation] = []
+
+    def plan(operation: Operation) -> Fault | None:
+        if operation.kind == "pread" and operation.path.parent in LEDGERS:
+            asked.append(operation)
+        return None
+
+    machine = Machine(FaultFileSystem(formatted(), plan))
+    machine.add(7, range(10))
+    assert in_memory(machine, 10, 12) is None, "to deny an entry is for who asks the disk (rule S9)"
+    machine.flush()
+    asked.clear()
+    assert in_memory(machine, 0, 9) is None and not asked
+    assert ids(read(machine, 0, 3)) == [0, 1, 2, 3] and asked
+    asked.clear()
+    found = in_memory(machine, 4, 9)
+    assert found is not None and ids(found) == [4, 5, 6, 7, 8, 9], "its block is in the cache"
+    assert found.entry_id == 10 and not asked
+
+
+def test_disks_of_a_bookie_are_its_ledger_directories(machine: Machine) -> None:
+    disks = machine.bookie.ledger_disks
+    assert list(disks.names) == [str(each) for each in LEDGERS]
+    for ledger_id in (6, 7):
+        store = machine.bookie._storage.store_of(LedgerId(ledger_id))
+        assert disks.names[disks.number_of(LedgerId(ledger_id))] == str(store.directory)

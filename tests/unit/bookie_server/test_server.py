@@ -42,8 +42,12 @@ class Cluster:
         )
         self.config: BookieConfig = parse(text, root / "bookie.toml")
 
+        self.sessions: list[MemoryMetadataStore] = []
+
         async def open_store(_uri: str, **_named: object) -> MemoryMetadataStore:
-            return self.tree.open_session(interpose=lambda *asked: self.interpose(*asked))
+            store = self.tree.open_session(interpose=lambda *asked: self.interpose(*asked))
+            self.sessions.append(store)
+            return store
 
         monkeypatch.setattr(server, "open_store", open_store)
 
@@ -59,6 +63,10 @@ class Cluster:
             except grpc.aio.AioRpcError:
                 return False
             return True
+
+    def expire(self) -> None:
+        """End the session of the newest process, which goes on with another one."""
+        self.sessions[-1].expire()
 
     def cookie(self) -> BookieCookie:
         return decode_cookie(B, self.tree.get(cookie_path(B)).value)

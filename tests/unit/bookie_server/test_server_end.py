@@ -15,14 +15,15 @@ from bookie_server import registration, server
 from bookie_server.bookie import Bookie
 from bookie_server.collection.collector import LedgerCollector
 from bookie_server.core.read_only import Cause, Stall
-from bookie_server.exit_codes import EXIT_FATAL, EXIT_OK
+from bookie_server.exit_codes import EXIT_FATAL, EXIT_OK, EXIT_REFUSED
 from bookie_server.server import BookieServer
+from bookie_server.service import read_threads
 from bookie_server.service.grpc_service import BookieService
-from spark_ledger.errors import CorruptionError
+from spark_ledger.errors import ConfigurationError, CorruptionError
 from spark_ledger.metadata.collection import CollectionOrder, write_order
-from spark_ledger.metadata.cookies import leaving_path
-from spark_ledger.metadata.memory import Fault, MemoryMetadataStore
-from tests.unit.bookie_server.test_server import B, Cluster, until
+from spark_ledger.metadata.cookies import cookie_path, leaving_path, left_path
+from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
+from tests.unit.bookie_server.test_server import NODE, B, Cluster, until
 from tests.unit.bookie_server.test_server import cluster as cluster
 
 
@@ -82,6 +83,53 @@ def test_bookie_that_is_told_to_leave_is_read_only_at_once(
     asyncio.run(main())
 
 
+def test_bookie_that_was_taken_out_while_it_was_away_is_not_registered_again(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its operator was told that it is out, and its directories may be emptied at any time."""
+
+    async def main() -> None:
+        operator, away = cluster.tree.open_session(), asyncio.Event()
+        registered: list[str] = []
+
+        def interpose(name: str, path: str) -> Fault:
+            if (name, path) == ("create", NODE):
+                registered.append(path)
+            return Fault(Outcome.UNAVAILABLE) if away.is_set() else Fault()
+
+        cluster.interpose = interpose
+        async with serving(cluster) as (_, running):
+            away.set()
+            cluster.expire()
+            assert announced(cluster) == ([], [])
+            await operator.create(left_path(B), b"")
+            await operator.delete(cookie_path(B))
+            away.clear()
+            async with asyncio.timeout(10):
+                assert await running == EXIT_REFUSED
+        assert registered == [NODE], "at its start"
+        assert f"bookie {B} was taken out of its cluster" in caplog.text
+        running = asyncio.create_task(cluster.server().run())
+        with pytest.raises(ConfigurationError, match="was taken out of its cluster"):
+            await running
+
+    asyncio.run(main())
+
+
+def test_bookie_that_a_restored_store_does_not_know_serves_on(cluster: Cluster) -> None:
+    """It has no cookie either, and nobody has taken it out."""
+
+    async def main() -> None:
+        operator = cluster.tree.open_session()
+        async with serving(cluster) as (_, running):
+            await operator.delete(cookie_path(B))
+            cluster.expire()
+            await until(lambda: announced(cluster) == ([B], []))
+        assert await running == EXIT_OK
+
+    asyncio.run(main())
+
+
 def test_stall_of_a_disk_is_told_to_clients_and_to_the_cluster_at_once(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,6 +151,37 @@ def test_stall_of_a_disk_is_told_to_clients_and_to_the_cluster_at_once(
     asyncio.run(main())
 
 
+def test_disk_that_answers_no_read_is_told_and_the_bookie_stays_writable(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_threads, "READS_STALLED_S", 0.1)
+    answers = threading.Event()
+
+    async def hangs(service: BookieService) -> bool:
+        await service._answers.reserve("")
+        try:
+            return await service.reads.run(0, lambda: answers.wait(30))
+        finally:
+            service._answers.release()
+
+    async def main() -> None:
+        async with serving(cluster) as (bookie, _running):
+            (directory,) = bookie._config.ledger_directories
+            hung = asyncio.ensure_future(hangs(bookie._service))
+            status = bookie._report.status
+            await until(lambda: status()["stalled_reads"] != {})
+            assert list(bookie._service.reads.stalled) == [str(directory)]
+            assert f'bookie_reads_stalled{{directory="{directory}"}} 1.0' in (
+                bookie._report.exposition().decode()
+            )
+            assert status()["reads_waiting"] == 0 and announced(cluster) == ([B], [])
+            answers.set()
+            assert await hung
+            await until(lambda: status()["stalled_reads"] == {})
+
+    asyncio.run(main())
+
+
 def test_metadata_that_hang_do_not_hold_up_the_stop(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,7 +197,7 @@ def test_metadata_that_hang_do_not_hold_up_the_stop(
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("pool", ["_pool", "_describing"])
+@pytest.mark.parametrize("pool", ["reads", "_describing"])
 def test_disk_that_hangs_under_a_read_does_not_hold_up_the_stop(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, pool: str
 ) -> None:
@@ -129,7 +208,8 @@ def test_disk_that_hangs_under_a_read_does_not_hold_up_the_stop(
 
     async def main() -> None:
         async with serving(cluster) as (bookie, running):
-            reads = getattr(bookie._service, pool)
+            service = bookie._service
+            reads = service.reads._lanes[0].pool if pool == "reads" else service._describing
             for _ in range(reads._max_workers):
                 reads.submit(disk_answers.wait)
             reads.submit(behind.set)

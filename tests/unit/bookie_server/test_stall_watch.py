@@ -69,6 +69,21 @@ def test_process_that_stood_still_tells_no_stall_before_it_has_looked_again() ->
     assert f.told[1:] == [""], "that it goes on is news at any time"
 
 
+def test_reads_are_looked_at_unless_the_look_is_late() -> None:
+    """Reads of a process that stood still look as old as those of a disk that hangs."""
+
+    async def test() -> None:
+        f, looks = Fixture(), list[float]()
+        f.watch.start(looks.append)
+        f.watch.stop()
+        f.look(0.0)
+        f.look(0.0, after_s=20.0)
+        f.look(0.0)
+        assert looks == [0.0, STALL_LOOK_S, 20.0 + 2 * STALL_LOOK_S]
+
+    asyncio.run(test())
+
+
 def test_watch_looks_at_a_cadence_until_it_is_stopped() -> None:
     async def test() -> int:
         looks = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -341,3 +342,57 @@ async def test_new_calls_begin_in_turns_of_connections_and_those_that_hold_least
         call.cancel()
     await asyncio.gather(*many, *others, return_exceptions=True)
     assert not room._calls_of and not room.bytes_held
+
+
+@on_loop
+async def test_room_of_a_call_whose_disk_is_slow_is_anothers_until_it_has_read() -> None:
+    room = room_of(EXPECTED, grace_s=9e9, unread_s=9e9)
+    goes_on, is_read = asyncio.Event(), asyncio.Event()
+
+    async def reads(end: Callable[[], None]) -> None:
+        await room.reserve(name())
+        await goes_on.wait()
+        end()
+
+    def has_read() -> None:
+        with room.hold(1, name()):
+            pass
+
+    for ends in (has_read, room.release):
+        slow = asyncio.ensure_future(reads(ends))
+        await asyncio.sleep(0)
+        other = asyncio.ensure_future(reads_for(room, is_read))
+        await asyncio.sleep(0)
+        assert room._reading == 1 and room._waiting
+        room.lend(slow)
+        await asyncio.sleep(0)
+        assert room._reading == 1 and not room._waiting
+        goes_on.set()
+        await slow
+        assert room._reading == 1 and not room._lent, "the other's"
+        other.cancel()
+        await asyncio.wait([other])
+        goes_on.clear()
+        room._reading = 0
+
+
+@on_loop
+async def test_room_that_was_lent_is_had_again_only_if_there_is_some() -> None:
+    room = room_of(EXPECTED, grace_s=9e9, unread_s=9e9)
+    had: list[bool] = []
+
+    async def reads() -> None:
+        await room.reserve(name())
+        had.append(room.take_back())
+        call = asyncio.current_task()
+        assert call is not None
+        room.lend(call)
+        room._reading += 1  # another one
+        had.append(room.take_back())
+        room._reading -= 1
+        had.append(room.take_back())
+        assert room._reading == 1
+        room.release()
+
+    await asyncio.ensure_future(reads())
+    assert had == [True, False, True] and room._reading == 0

@@ -146,7 +146,9 @@ def test_each_figure_of_the_service_stands_under_its_name() -> None:
     metrics.calls_refused["poll"] = number()
     metrics.calls["Read", "OK"], metrics.calls["Read", "ABORTED"] = number(), number()
     metrics.calls_in_progress["Append"] = number()
-    answer_bytes = number()
+    answer_bytes, reads_waiting = number(), number()
+    metrics.reads_waiting = lambda: reads_waiting
+    metrics.stalled_reads = lambda: {"/b": "it hangs"}
     metrics.answer_bytes = lambda: answer_bytes
     metrics.metadata_restored = lambda: "by an operator"
     wanted = {
@@ -164,6 +166,9 @@ def test_each_figure_of_the_service_stands_under_its_name() -> None:
         'bookie_hung_up_total{reason="idle"}': metrics.connections_ended["idle"],
         'bookie_refused_calls_total{kind="poll"}': metrics.calls_refused["poll"],
         "bookie_answer_bytes": answer_bytes,
+        "bookie_reads_waiting": reads_waiting,
+        'bookie_reads_stalled{directory="/a"}': 0,
+        'bookie_reads_stalled{directory="/b"}': 1,
         'bookie_calls_total{code="OK",method="Read"}': metrics.calls["Read", "OK"],
         'bookie_calls_total{code="ABORTED",method="Read"}': metrics.calls["Read", "ABORTED"],
         'bookie_calls_in_progress{method="Append"}': metrics.calls_in_progress["Append"],

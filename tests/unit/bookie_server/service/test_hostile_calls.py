@@ -211,9 +211,9 @@ def test_long_request_is_refused_before_it_is_decoded(method: str) -> None:
 @on_loop
 async def test_describe_does_not_wait_behind_reads(f: Fixture) -> None:
     goes_on = threading.Event()
-    threads = f.service._pool._max_workers
-    for _number in range(threads + 5):
-        f.service._pool.submit(goes_on.wait)
+    pool = f.service.reads._lanes[0].pool
+    for _number in range(pool._max_workers + 5):
+        pool.submit(goes_on.wait)
     try:
         described = await f.stub.Describe(pb.DescribeRequest(), timeout=5, metadata=HERE)
         assert described.status == pb.OK

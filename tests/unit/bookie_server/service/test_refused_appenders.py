@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from bookie_server.service import refused_appenders
+from spark_ledger.limits.bookie import BOOKIE_REFUSED_OF_A_LEDGER_MAX
 from spark_ledger.types import BookieStatus
 from tests.unit.bookie_server.service.test_append_session import Aborted, Fixture, on_loop, settle
 from tests.unit.bookie_server.service.test_appenders import out_of_order
@@ -26,7 +27,7 @@ def beside(f: Fixture) -> Fixture:
 async def refuse(f: Fixture, *tags: int, status: BookieStatus = BookieStatus.FENCED) -> None:
     for tag in tags:
         f.bookie.refuse_next = status, "refused"
-        f.context.send((tag, 0))
+        f.context.send((tag, 0), ledger_id=tag)
         await settle()
 
 
@@ -112,8 +113,54 @@ async def test_appender_whose_refusal_was_told_is_kept_as_its_tag(f: Fixture) ->
     await refuse(f, 1, 2)
     await refuse(f, 3, status=BookieStatus.TOO_MANY_REQUESTS)
     assert set(f.session._appenders) == {3}
-    f.context.send((1, 1), (2, 1), (3, 1))
+    for tag in (1, 2, 3):
+        f.context.send((tag, 1), ledger_id=tag)
     f.session.disks_stall("it stalls")
     await settle()
     assert not f.bookie.adds
     assert f.results[3:] == [(3, -1, int(BookieStatus.STALLED)), (3, 0, BUSY)]
+
+
+@on_loop
+async def test_writer_that_comes_again_and_again_while_the_bookie_is_busy_ends_no_stream(
+    f: Fixture,
+) -> None:
+    """Each try is a new appender, which its client opens once it has read the last refusal."""
+    f.context.send((100, 0), ledger_id=100)
+    await settle()
+    for number in range(40):
+        f.bookie.refuse_next = BookieStatus.TOO_MANY_REQUESTS, "later"
+        f.context.send((101 + number, 0), ledger_id=7)
+        await settle()
+    f.context.send((200, 0), ledger_id=7)
+    f.context.send((100, 1), ledger_id=100)
+    await settle()
+    assert f.results[-2:] == [(200, 0, 0), (100, 1, 0)]
+    assert f.gate.refused.count == BOOKIE_REFUSED_OF_A_LEDGER_MAX - 1
+    assert len(f.session._appenders) == f.gate.refused.count
+    f.session.disks_stall("it stalls")
+    await settle()
+    told = [tag for tag, _entry, status in f.results if status == int(BookieStatus.STALLED)]
+    assert told == [138, 139, 140], "who has read a refusal is told no more"
+
+
+@on_loop
+async def test_appenders_of_a_ledger_that_may_not_have_read_their_refusal_are_kept(
+    f: Fixture,
+) -> None:
+    """A recovery, a second one and a copy of repair, beside the writer."""
+    tags = range(1, 1 + BOOKIE_REFUSED_OF_A_LEDGER_MAX)
+    for tag in tags:
+        f.bookie.refuse_next = BookieStatus.FENCED, "fenced"
+        f.context.send((tag, 0))
+        await settle()
+    f.context.send(*((tag, 1) for tag in tags))
+    await settle()
+    assert not f.bookie.adds
+    f.context.send((9, 0))
+    await settle()
+    f.context.send(*((tag, 2) for tag in tags[1:]))
+    f.context.send((9, 1))
+    await settle()
+    assert [run.first_entry for run in f.bookie.adds] == [0, 1]
+    assert f.gate.refused.count == len(tags) - 1

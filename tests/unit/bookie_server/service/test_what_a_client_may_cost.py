@@ -92,8 +92,9 @@ def test_read_that_has_not_begun_when_the_service_is_closed_does_not_begin() -> 
             metrics=ServiceMetrics(),
         )
         may_end = threading.Event()
-        begun = [service._pool.submit(may_end.wait, 10) for _ in range(BOOKIE_READ_THREADS)]
-        late = service._pool.submit(may_end.is_set)
+        pool = service.reads._lanes[0].pool
+        begun = [pool.submit(may_end.wait, 10) for _ in range(BOOKIE_READ_THREADS)]
+        late = pool.submit(may_end.is_set)
         service.close()
         may_end.set()
         service.wait_for_reads()

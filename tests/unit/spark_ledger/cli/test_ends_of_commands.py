@@ -38,6 +38,8 @@ from tests.unit.spark_ledger.cli.conftest import Run
 from tests.unit.spark_ledger.cli.test_what_operators_see import URI, returning, soon
 
 B0, B1 = BookieId("b0"), BookieId("b1")
+NO_BOOKIES = SimpleNamespace(context=SimpleNamespace(directory=SimpleNamespace(all=list)))
+"""A client that has nobody to reach."""
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -257,7 +259,7 @@ def test_keeper_that_is_not_elected_marks_nothing_for_repair(
 
     async def main() -> None:
         keeper = SimpleNamespace(run=lambda _stop: asyncio.sleep(0.01), is_elected=is_elected)
-        given: Any = (None, keeper, WANTED, asyncio.Event())
+        given: Any = (NO_BOOKIES, keeper, WANTED, asyncio.Event())
         await keeper_commands._work(*given)
 
     monkeypatch.setattr(service, "run_repair", run_repair)
@@ -283,7 +285,7 @@ def test_keeper_whose_repair_fails_ends_with_that_and_leaves_its_place(
 
     async def main() -> None:
         keeper = SimpleNamespace(run=keep, is_elected=True)
-        given: Any = (None, keeper, WANTED, asyncio.Event())
+        given: Any = (NO_BOOKIES, keeper, WANTED, asyncio.Event())
         with pytest.raises(ValueError, match="a bug"):
             async with asyncio.timeout(10.0):
                 await keeper_commands._work(*given)
@@ -310,7 +312,7 @@ def test_keeper_runs_on_behind_repair_that_has_ended(
 
     async def main() -> None:
         keeper = SimpleNamespace(run=keep, is_elected=True)
-        given: Any = (None, keeper, WANTED, asyncio.Event())
+        given: Any = (NO_BOOKIES, keeper, WANTED, asyncio.Event())
         with pytest.raises(MetadataRestoredError) if keeper_fails else nullcontext():
             await keeper_commands._work(*given)
 

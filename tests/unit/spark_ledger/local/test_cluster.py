@@ -30,6 +30,8 @@ class Pretended:
         self.looks: dict[str, int] = {}
         self.exits: dict[str, int | None] = {}
         self.signals: list[tuple[str, int]] = []
+        self.kept: dict[str, tuple[int, ...]] = {}
+        """What is started again when it ends, but with which exit codes; and the detaching."""
 
     def spawn(
         self, name: str, argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None
@@ -68,7 +70,11 @@ class Pretended:
         assert exit_code is not None, f"{name} does not end"
         return exit_code
 
-    def keep(self, name: str, **_options: object) -> None: ...
+    def keep(self, name: str, *, unless: Sequence[int] = (), **_options: object) -> None:
+        self.kept[name] = tuple(unless)
+
+    def detach(self, state_file: Path) -> None:
+        self.kept[state_file.name] = ()
 
     def stop(self, *, graceful: bool) -> None:
         self.exits = dict.fromkeys(self.exits, 0)
@@ -121,3 +127,15 @@ def test_paused_bookie_is_stopped_or_killed_at_once(made: LocalCluster) -> None:
     made.pause_bookie(1)
     made.kill_bookie(1)
     assert not made.is_bookie_running(1) and made.is_bookie_running(0)
+
+
+def test_bookies_of_a_cluster_that_is_left_alone_are_started_again_when_they_end(
+    made: LocalCluster,
+) -> None:
+    """Those of a program are not: it kills them on purpose. One that refused to start is kept
+    already, with its words."""
+    assert list(pretended(made).kept) == ["zookeeper"]
+    made.refused["bookie-1"] = "did not start: its disk is away"
+    made.detach(made.directory / "state")
+    assert list(pretended(made).kept) == ["zookeeper", "bookie-0", "state"]
+    assert pretended(made).kept["bookie-0"] == (0, 2, 4)

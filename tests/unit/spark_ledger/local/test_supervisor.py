@@ -67,6 +67,21 @@ def test_kept_process_that_ran_well_begins_afresh(world: World) -> None:
     assert world.pause_after_end(3) == RESTART_S
 
 
+def test_kept_process_that_ended_for_good_is_not_started_again(world: World) -> None:
+    request = Request(notice=str(world.notice), sayings={}, pause=RESTART_S, unless=[0, 2])
+    for code, is_started in ((0, False), (2, False), (1, True), (-9, True)):
+        kept = Kept(request, world._start, world.now)
+        world.starts.clear()
+        for _ in range(400):
+            world.now += 0.25
+            kept.look(code, world.now)
+            if world.starts:
+                break
+        assert bool(world.starts) is is_started and kept.ended == 1
+        said = "is started again" if is_started else "its log says why"
+        assert kept.why.startswith(f"it ended with exit code {code}") and kept.why.endswith(said)
+
+
 def test_notice_says_why_it_ended_until_somebody_ends_it(world: World) -> None:
     world.pause_after_end(3)
     assert world.notice.read_text() == "its heap is full"

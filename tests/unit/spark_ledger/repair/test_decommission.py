@@ -8,10 +8,10 @@ from typing import Any, NoReturn
 import pytest
 
 from spark_ledger.client.ledger_client import LedgerClient
-from spark_ledger.errors import MetadataRestoredError, NotFoundError
+from spark_ledger.errors import ConfigurationError, MetadataRestoredError, NotFoundError
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import BookieRegistry
-from spark_ledger.metadata.cookies import leaving_path
+from spark_ledger.metadata.cookies import has_left, leaving_path, left_path
 from spark_ledger.metadata.json_nodes import Node, encode_node, read_node, write_node
 from spark_ledger.repair.auditor import Auditor
 from spark_ledger.repair.decommission import Named, decommission, drain, stay
@@ -54,7 +54,9 @@ def test_decommissioned_bookie_is_named_by_nothing_and_has_no_cookie(runs: bool)
             assert await lacking(world, client, writer.ledger_id) == []
             assert len(await contents(client, writer.ledger_id)) >= 19
         registry = BookieRegistry(client.store)
-        assert LEFT not in await registry.list_cookies()
+        assert LEFT not in await registry.list_cookies() and await has_left(client.store, LEFT)
+        with pytest.raises(ConfigurationError, match="b0 has left the cluster"):
+            await stay(client, LEFT)
         assert await leaving(client.store) == ({LEFT} if runs else set()), "until it is stopped"
         with pytest.raises(NotFoundError, match="no bookie b9"):
             await decommission(client, BookieId("b9"), CONFIG, told=told.append)
@@ -75,6 +77,20 @@ def test_decommission_that_is_begun_again_behind_its_end_ends_as_well() -> None:
         assert await leaving(client.store) == frozenset()
 
     run_virtually(test, bookies=4)
+
+
+def test_decommission_that_was_cut_off_before_the_cookie_went_can_be_cancelled() -> None:
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        client = await world.client()
+        for path in (leaving_path(LEFT), left_path(LEFT)):
+            await client.store.create(path, b"")
+        assert not await has_left(client.store, LEFT), "it is a bookie of the cluster"
+        assert await stay(client, LEFT)
+        await BookieRegistry(client.store).delete_cookie(LEFT)
+        assert not await has_left(client.store, LEFT), "as of one that a restored store forgot"
+
+    run_virtually(test, bookies=3)
 
 
 async def seen(client: LedgerClient) -> AuditState:

@@ -12,7 +12,8 @@ import pytest
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.metadata.base import Create
-from spark_ledger.metadata.cookies import leaving_path
+from spark_ledger.metadata.bookies import BookieRegistry
+from spark_ledger.metadata.cookies import leaving_path, left_path
 from spark_ledger.metadata.ledgers import LedgerStore, ledger_path
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore
 from spark_ledger.protocol.ensemble import replace_bookies
@@ -21,6 +22,7 @@ from spark_ledger.repair.decommission import decommission
 from spark_ledger.repair.plan import LaneCopy, all_names
 from spark_ledger.repair.rebalance import Rebalance
 from spark_ledger.types import BookieId, BookieState, LedgerId
+from tests.contracts.scripted_bookie import ScriptedBookie
 from tests.unit.spark_ledger.client.world import World, run_virtually
 from tests.unit.spark_ledger.repair import test_rebalance
 from tests.unit.spark_ledger.repair.test_decommission import CONFIG
@@ -95,6 +97,36 @@ def test_bookie_that_has_left_while_it_was_copied_to_is_not_named(
         assert await marked(world) == {}
         names = all_names(await client.ledger_metadata(ledger_id))
         assert targets[0] not in names and names <= world.alive.keys()
+        assert await lacking(world, client, ledger_id) == []
+
+    run_virtually(test, bookies=5)
+
+
+def test_bookie_that_was_formatted_again_since_it_was_copied_to_is_not_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its disk was lost, and it has its name again and nothing else: all that names it would count
+    a copy that is not there, up to the next weekly check."""
+
+    async def test(world: World) -> None:
+        client, ledger_id, cared = await lost_one(world)
+
+        async def begin_anew(target: BookieId) -> None:
+            await lose(world, target)
+            await leave(world, target)
+            await BookieRegistry(client.store).create_cookie(target, b'{"new":1}')
+            await client.store.delete(left_path(target))
+            world.bookies[target] = ScriptedBookie()
+            world.revive(target)
+            await world.register(target)
+            await asyncio.sleep(2.0)  # clients see it
+
+        targets = behind_the_first_copy(monkeypatch, begin_anew)
+        await cared.worker.run_pass()
+        assert targets[0] not in all_names(await client.ledger_metadata(ledger_id))
+        assert await marked(world) == {ledger_id: 2}
+        await cared.passes(30)
+        assert await marked(world) == {}
         assert await lacking(world, client, ledger_id) == []
 
     run_virtually(test, bookies=5)
