@@ -30,8 +30,8 @@ ADD_TIMEOUT_S: Final = 5.0
 """A bookie that acknowledges nothing for this long while adds wait is silent: failed (rule P11)."""
 
 SLOW_BOOKIE_GRACE_S: Final = 1.0
-"""A bookie that is silent this long *and* over the byte bound is failed, if the others suffice
-(rule P11)."""
+"""A bookie that is silent this long *and* holds up ``WRITER_BYTES_IN_FLIGHT_MAX`` of payload is
+failed, if the others suffice (rule P11)."""
 
 STALLED_BOOKIES_WAIT_S: Final = 30.0
 """How long a writer waits for bookies that are alive and acknowledge nothing, when it cannot do
