@@ -37,6 +37,7 @@ from spark_ledger.limits.keeper import (
     OPTIMIZE_BYTES_PER_S,
     OPTIMIZE_S,
     OWNER_GRACE_S,
+    REPLACED_GRACE_S,
     UNNAMED_GRACE_S,
 )
 from spark_ledger.limits.metadata import SESSION_TIMEOUT_S_MAX
@@ -103,6 +104,7 @@ class KeeperSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     owner_grace_s: Annotated[float, msgspec.Meta(ge=0)] = OWNER_GRACE_S
     unnamed_grace_s: Annotated[float, msgspec.Meta(ge=0)] = UNNAMED_GRACE_S
     dropped_grace_s: Annotated[float, msgspec.Meta(ge=0)] = DROPPED_GRACE_S
+    replaced_grace_s: Annotated[float, msgspec.Meta(ge=0)] = REPLACED_GRACE_S
     interval_s: Annotated[float, msgspec.Meta(ge=0.1)] = KEEPER_PASS_S
     sink_records_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """0: records of sinks are never removed."""

@@ -57,6 +57,7 @@ def command(config: BookieConfig) -> list[str]:
         *("--owner-grace", str(keeper.owner_grace_s)),
         *("--unnamed-grace", str(keeper.unnamed_grace_s)),
         *("--dropped-grace", str(keeper.dropped_grace_s)),
+        *("--replaced-grace", str(keeper.replaced_grace_s)),
         *("--interval", str(keeper.interval_s)),
         *("--audit-interval", str(keeper.audit_s)),
         *("--optimize-interval", str(keeper.optimize_s)),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from bookie_server.storage.disks import DiskStates
 from bookie_server.storage.journal.waiting import JournalStats
-from bookie_server.storage.ledgers.ledger_storage import LedgerStorageStats
+from bookie_server.storage.ledgers.storage_stats import LedgerStorageStats
 
 
 @dataclass(frozen=True, slots=True)

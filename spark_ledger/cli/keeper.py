@@ -22,6 +22,7 @@ from spark_ledger.limits.keeper import (
     OPTIMIZE_BYTES_PER_S,
     OPTIMIZE_S,
     OWNER_GRACE_S,
+    REPLACED_GRACE_S,
     UNNAMED_GRACE_S,
 )
 from spark_ledger.tasks import cancel
@@ -80,6 +81,15 @@ group.add_command(audit)
     "planned before takes.",
 )
 @click.option(
+    "--replaced-grace",
+    type=number_from(0),
+    default=REPLACED_GRACE_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="Ledgers that packs and merged manifests replaced so long ago are deleted: longer than "
+    "from one backup of ZooKeeper to the next; 0: at once.",
+)
+@click.option(
     "--interval",
     type=number_from(0.1),
     default=KEEPER_PASS_S,
@@ -136,6 +146,7 @@ def run(
     owner_grace: float,
     unnamed_grace: float,
     dropped_grace: float,
+    replaced_grace: float,
     interval: float,
     sink_records: float | None,
     autorecovery: bool,
@@ -158,6 +169,7 @@ def run(
         owner_grace_s=owner_grace,
         unnamed_grace_s=unnamed_grace,
         dropped_grace_s=dropped_grace,
+        replaced_grace_s=replaced_grace,
         sink_records_s=sink_records or 0.0,
         audit_s=audit_interval,
         optimize_s=optimize_interval,

@@ -78,7 +78,7 @@ class FoundEntries:
             await self._changed.wait()
 
     def _has_room(self, lane: Lane) -> bool:
-        in_order = self._sizes.above(self._released)
+        in_order, _payload = self._sizes.above(self._released)
         if in_order >= RECOVERY_BYTES_MAX:
             return False
         is_least_far = lane.first_at_or_after(self._next) == self._next

@@ -210,6 +210,12 @@ class PollMemory:
         return pause_s
 
 
+def _is_at_once(took_s: float, is_fenced: bool) -> bool:
+    """Whether a round that took so long was held by nobody: the answers of fenced bookies are given
+    at once, and may be a while on their way."""
+    return took_s < (TAIL_PAUSE_S_MAX if is_fenced else TAIL_PAUSE_S)
+
+
 def _is_news(reply: LastConfirmed, known: EntryId) -> bool:
     """Whether a bookie would have told this to one that waits."""
     if reply.status is BookieStatus.OK:
@@ -282,7 +288,7 @@ async def wait_for_newer(
             if dispute_ends is None and round_.proofs:
                 dispute_ends = loop.time() + LAC_DISPUTE_S
     await Prover(context, metadata, access_key, digest).prove(round_)
-    is_empty = round_.newest == known and loop.time() - began < TAIL_PAUSE_S
+    is_empty = round_.newest == known and _is_at_once(loop.time() - began, is_fenced)
     pause_s = memory.pause_s(is_empty=is_empty, is_fenced=is_fenced)
     if is_empty:
         await asyncio.sleep(min(pause_s, wait_s))

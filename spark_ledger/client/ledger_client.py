@@ -257,7 +257,8 @@ class LedgerClient:
 
         Raises NoSuchLedgerError, UnauthorizedError if the password is wrong.
         """
-        ledger = await self._context.ledgers.read(check_ledger_id(ledger_id))
+        # Whoever knows of a ledger may be ahead of the server that answers here.
+        ledger = await self._context.ledgers.read_newest(check_ledger_id(ledger_id))
         access_key, digest = await _keys_of(ledger.value, password)
         return LedgerReader(
             self._context,
@@ -294,7 +295,7 @@ class LedgerClient:
 
     async def ledger_metadata(self, ledger_id: int) -> LedgerMetadata:
         """A ledger's metadata, without asking a bookie. Raises NoSuchLedgerError if it is gone."""
-        return (await self._context.ledgers.read(check_ledger_id(ledger_id))).value
+        return (await self._context.ledgers.read_newest(check_ledger_id(ledger_id))).value
 
     def registered_bookies(self) -> list[BookieInfo]:
         """The bookies that are registered, for all that this client knows."""

@@ -239,8 +239,9 @@ class LedgerWriter:
         return future
 
     def submit(self, payloads: Sequence[bytes], completions: Sequence[Completion]) -> None:
-        """Append entries whose payloads were checked; each completion is told its entry's id."""
-        self._check_accepts()
+        """Append entries whose payloads were checked; each completion is told its entry's id. Their
+        callers have waited for room."""
+        self.check_open()
         is_first = not self._queue
         self._queue.extend(payloads)
         self._queue_completions.extend(completions)

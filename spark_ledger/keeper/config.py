@@ -13,6 +13,7 @@ from spark_ledger.limits.keeper import (
     OPTIMIZE_BYTES_PER_S,
     OWNER_GRACE_S,
     RECOVERIES_PER_S,
+    REPLACED_GRACE_S,
     UNNAMED_GRACE_S,
 )
 
@@ -28,6 +29,9 @@ class KeeperConfig:
     deletes_per_s: float = DELETES_PER_S
     dropped_grace_s: float = DROPPED_GRACE_S
     """How long after rows were dropped their ledgers are deleted."""
+    replaced_grace_s: float = REPLACED_GRACE_S
+    """How long after packs and merged manifests were made the ledgers that they replace are deleted
+    (rule K11)."""
     dropped_least_s: float = DROPPED_LEAST_S
     """How long at least, while more waits for that than the stream's retention keeps (rule K8)."""
     sink_records_s: float = 0.0

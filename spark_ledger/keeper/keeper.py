@@ -76,12 +76,9 @@ class Keeper:
         self._stream_keeper = StreamKeeper(
             client,
             self._check,
+            self._config,
             clock=self._clock,
             worked_s=self._worked_s,
-            grace_s=self._config.dropped_grace_s,
-            least_s=self._config.dropped_least_s,
-            deletes_per_s=self._config.deletes_per_s,
-            sink_records_s=self._config.sink_records_s,
         )
         self._audit = Audit(
             client,

@@ -8,7 +8,8 @@
 | | how long owners were seen to be gone; written after each pass |
 | keeper/clock | format_version, time_ms: up to where the clocks of keepers were believed last |
 | keeper/dropped/<stream id> | format_version, name of the stream, and when it was seen to be |
-| | dropped up to which commit, in seconds of work; as long as the stream exists |
+| | dropped and merged up to which commit, and to have how many packs, in seconds of work; as long |
+| | as the stream exists |
 | keeper/swept | format_version, how many commits and bytes of all streams were dropped and not |
 | | given back at the last sweep; written when that changes |
 | keeper/packed | format_version, how many packs keepers have made, of how many commits |
@@ -64,7 +65,7 @@ class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     deleted: Count = 0
     """Ledgers that no commit ever named."""
     reclaimed: Count = 0
-    """Ledgers of rows that were dropped."""
+    """Ledgers of rows that were dropped, or replaced."""
     streams_finished: Count = 0
 
 
@@ -103,10 +104,14 @@ class KeeperClock(Node, frozen=True, kw_only=True):
 
 
 class DroppedNode(Node, frozen=True, kw_only=True):
-    """What keepers have seen one stream drop (rule K8)."""
+    """What keepers have seen one stream drop (rule K8), and replace (rule K11)."""
 
     name: str
     looks: tuple[tuple[Seconds, Count], ...]
+    merged: tuple[tuple[Seconds, Count], ...] = ()
+    """When leaves of commits up to which were merged."""
+    packed: tuple[tuple[Seconds, Count], ...] = ()
+    """When how many packs were made."""
 
 
 class SweptNode(Node, frozen=True, kw_only=True):

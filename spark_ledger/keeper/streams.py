@@ -14,6 +14,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import (
@@ -30,7 +31,8 @@ from spark_ledger.errors import (
     OutcomeUnknownError,
 )
 from spark_ledger.keeper.clock import SteadyClock
-from spark_ledger.keeper.dropped import DroppedRows, Looks
+from spark_ledger.keeper.config import KeeperConfig
+from spark_ledger.keeper.dropped import DroppedRows
 from spark_ledger.keeper.nodes import (
     DROPPED_PATH,
     SWEPT_PATH,
@@ -109,10 +111,27 @@ class _Swept:
 
     names: LiveNames
     dropped: DroppedRows
-    written: Looks
+    merged: DroppedRows
+    packed: DroppedRows
+    written: DroppedNode
     """What is written down of them."""
     version: int | None
     """Of the node where that is; None: there is none yet."""
+
+    @property
+    def now(self) -> DroppedNode:
+        """What is to be written down of them."""
+        looks = [tuple(each.looks) for each in (self.dropped, self.merged, self.packed)]
+        return DroppedNode(name=self.written.name, looks=looks[0], merged=looks[1], packed=looks[2])
+
+
+class _Due(NamedTuple):
+    """What was replaced long enough ago (rule K11)."""
+
+    merged: int
+    """Up to which commit leaves have moved."""
+    packs: int
+    """So many packs were made."""
 
 
 class StreamKeeper:
@@ -122,13 +141,10 @@ class StreamKeeper:
         self,
         client: LedgerClient,
         guard: Callable[[], Check],
+        config: KeeperConfig,
         *,
         clock: Callable[[], float],
         worked_s: Callable[[], float],
-        grace_s: float,
-        least_s: float,
-        deletes_per_s: float,
-        sink_records_s: float = 0.0,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self._store = client.store
@@ -136,12 +152,13 @@ class StreamKeeper:
         self._streams = StreamCatalog(client)
         self._guard = guard
         self._worked_s = worked_s
-        self._sink_records_s = sink_records_s
-        self._deletions = LedgerDeletions(client, guard, deletes_per_s)
+        self._sink_records_s = config.sink_records_s
+        self._deletions = LedgerDeletions(client, guard, config.deletes_per_s)
         self._clock = clock
         self._wall_ms = wall_ms
-        self._grace_s = grace_s
-        self._least_s = min(least_s, grace_s)
+        self._grace_s = config.dropped_grace_s
+        self._least_s = min(config.dropped_least_s, config.dropped_grace_s)
+        self._replaced_s = config.replaced_grace_s
         self._steady: SteadyClock | None = None
         self._has_warned = False
         self._swept: OrderedDict[str, _Swept] = OrderedDict()
@@ -297,21 +314,36 @@ class StreamKeeper:
         if config.dropping:  # of a keeper that was killed: commits refuse these ledgers
             await retention.reclaimer(self._deletions, LiveNames()).withdraw()
         head = await stream.head()
+        due = await self._replaced(stream)
         if head.earliest_commit:
-            await self._reclaim(stream, head.earliest_commit)
+            await self._reclaim(stream, head.earliest_commit, due)
         else:
             self._waiting.pop(config.stream_id, None)
-        if config.has_packs:  # last, as it reads dropped commits, which must not be half deleted
-            reclaimer = retention.reclaimer(self._deletions, LiveNames())
+        # Last, as it reads dropped commits, which must not be half deleted.
+        reclaimer = retention.reclaimer(self._deletions, LiveNames(), due.packs)
+        if config.has_packs:
             self.done["reclaimed"] += await reclaimer.free_packed()
+        if due.merged:
+            self.done["reclaimed"] += await reclaimer.free_merged(due.merged)
 
-    async def _reclaim(self, stream: Stream, earliest_commit: int) -> None:
+    async def _replaced(self, stream: Stream) -> _Due:
+        """What packs and pages above leaves have replaced long enough ago (rule K11)."""
+        replaced, now_s = await stream.retention.replaced(), self._worked_s()
+        if not any(replaced):
+            return _Due(0, 0)
+        known = await self._known(stream)
+        merged = known.merged.before(replaced.merged, now_s, self._replaced_s)
+        packs = known.packed.before(replaced.packs, now_s, self._replaced_s)
+        await self._write_down(stream, known)
+        return _Due(merged, packs)
+
+    async def _reclaim(self, stream: Stream, earliest_commit: int, due: _Due) -> None:
         """Give back the space of commits that were dropped long enough ago (rule K8)."""
         known = await self._known(stream)
         upto = known.dropped.before(earliest_commit, self._worked_s(), self._grace_s)
         await self._write_down(stream, known)
         upto = max(upto, await self._crowded(stream, known.dropped))
-        reclaimer = stream.retention.reclaimer(self._deletions, known.names)
+        reclaimer = stream.retention.reclaimer(self._deletions, known.names, due.packs)
         try:
             for _ in range(RECLAIM_STEPS_MAX):
                 step = await reclaimer.step(upto)
@@ -359,9 +391,12 @@ class StreamKeeper:
         if known is None:
             nothing = DroppedNode(name=stream.name, looks=())  # the grace begins again
             saved = await read_or_renew(self._store, nothing, dropped_path(stream_id))
-            looks = () if saved is None else saved.value.looks
+            written = nothing if saved is None else saved.value
             version = None if saved is None else saved.version
-            known = _Swept(LiveNames(), DroppedRows(looks), looks, version)
+            dropped, merged, packed = (
+                DroppedRows(each) for each in (written.looks, written.merged, written.packed)
+            )
+            known = _Swept(LiveNames(), dropped, merged, packed, written, version)
             self._swept[stream_id] = known
         self._swept.move_to_end(stream_id)
         if len(self._swept) > SWEPT_STREAMS_MAX:
@@ -370,11 +405,10 @@ class StreamKeeper:
 
     async def _write_down(self, stream: Stream, known: _Swept) -> None:
         """Have the next keeper go on from here. Raises ConflictError if another one has."""
-        looks, stream_id = known.dropped.looks, stream.config.stream_id
-        if looks == known.written:
+        now, stream_id = known.now, stream.config.stream_id
+        if now == known.written:
             return
-        path = dropped_path(stream_id)
-        data = encode_node(DroppedNode(name=stream.name, looks=tuple(looks)))
+        path, data = dropped_path(stream_id), encode_node(now)
         try:
             if known.version is None:
                 with contextlib.suppress(ConflictError):
@@ -387,7 +421,7 @@ class StreamKeeper:
         except LedgerError:
             del self._swept[stream_id]  # it is read again
             raise
-        known.written = looks
+        known.written = now
 
     async def _forget_all_but(self, swept: Collection[str]) -> None:
         """Forget what was known of streams that are gone."""

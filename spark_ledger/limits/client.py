@@ -17,8 +17,9 @@ heads of objects. Measured: 310 bytes beside an empty payload, 420 beside one of
 
 WRITER_QUEUED_BYTES_FACTOR: Final = 4
 """An append is refused when more than this many times the bound on bytes in flight is queued, or as
-many times ``APPEND_BATCH_ENTRIES_MAX``. A producer that waits for room can pass that bound with one
-batch and does not come near this one; a producer that never waits would fill the memory without it
+many times ``APPEND_BATCH_ENTRIES_MAX``. A task that waits for room can pass that bound with one
+batch and does not come near this one; one that never waits would fill the memory without it.
+Threads always wait, and are not refused: those that are woken together leave a batch each
 (rule P11)."""
 
 APPEND_BATCH_ENTRIES_MAX: Final = 100_000
@@ -29,8 +30,8 @@ ADD_TIMEOUT_S: Final = 5.0
 """A bookie that acknowledges nothing for this long while adds wait is silent: failed (rule P11)."""
 
 SLOW_BOOKIE_GRACE_S: Final = 1.0
-"""A bookie that is silent this long *and* over the byte bound is failed, if the others suffice
-(rule P11)."""
+"""A bookie that is silent this long *and* holds up ``WRITER_BYTES_IN_FLIGHT_MAX`` of payload is
+failed, if the others suffice (rule P11)."""
 
 STALLED_BOOKIES_WAIT_S: Final = 30.0
 """How long a writer waits for bookies that are alive and acknowledge nothing, when it cannot do

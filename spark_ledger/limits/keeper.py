@@ -84,6 +84,12 @@ DROPPED_LEAST_S: Final = 75.0
 140 MB/s, ten gigabytes instead of forty. Longer than a commit looks for its lost reply, and than
 Kafka keeps files of deleted segments."""
 
+REPLACED_GRACE_S: Final = 2 * 24 * 3600.0
+"""So long after a pack or a page above leaves was made what it replaced is deleted: a backup of
+ZooKeeper of before names that. With a backup a day the newest one is complete, and the one before
+it, should it be missing. Delta Lake's VACUUM keeps a week, Iceberg five days, for readers of old
+snapshots; here these go on in the pack."""
+
 HURRIED_SHARE: Final = 0.125
 """A stream of which more than this share of what its retention keeps is dropped, and not given
 back, is visited at each pass: what is written between two visits lies beside what is kept."""

@@ -54,6 +54,10 @@ races for the head, or the metadata store cannot be reached; as long as a commit
 DROPPED_PER_STEP: Final = 1000
 """Dropped commits whose space is freed at a time: their ledgers are some thousands of ids."""
 
+MERGED_LEDGERS_PER_SWEEP: Final = 1000
+"""Ledgers that merged leaves have left, and that a keeper deletes at one visit to a stream: in some
+twenty seconds. A stream with a hundred commits a second leaves sixty from one visit to the next."""
+
 DROPPING_LEDGERS_MAX: Final = 500
 """Ledgers that the configuration lists as dropped at a time: 5 KB, which each writer reads once."""
 

@@ -70,8 +70,7 @@ class AppendMachine:
         self._event: Event | None = None
         """What is being handled: the table says where it may lead."""
         self._error: LedgerError | None = None
-        self._last_add_confirmed: EntryId = NO_ENTRY
-        self._last_add_pushed: EntryId = NO_ENTRY
+        self._last_add_confirmed = self._last_add_pushed = NO_ENTRY
         self._limits = limits = limits or AppendLimits()
         quorums, bookies = metadata.quorums, metadata.last_fragment.bookies
         self._replication = Replication(quorums, bookies, NO_ENTRY, now, limits.stalled_wait_s)
@@ -83,8 +82,8 @@ class AppendMachine:
         self._wanted: LedgerMetadata | None = None
         """The metadata that are being written; None if no write is in flight."""
         self._close_requested = False
-        self._measured: tuple[int, int] | None = None
-        """``held_by_all`` and ``bytes_in_flight`` after the last event; None: nobody asked yet."""
+        self._measured: tuple[int, int, int] | None = None
+        """``held_by_all``, ``bytes_in_flight``, and the payload of these; None: not asked yet."""
 
     def start(self) -> list[Command]:
         """Open the appenders of the first ensemble."""
@@ -148,6 +147,10 @@ class AppendMachine:
         return self.bytes_in_flight < self._limits.bytes_in_flight_max
 
     @property
+    def _silence_s(self) -> float:
+        return self._limits.silence_s((self._measured or self._measure())[2])  # rule P11
+
+    @property
     def answers_wanted(self) -> int:
         """Fewer acknowledgements than this, of any bookies, confirm nothing (rule P4)."""
         return self._replication.answers_wanted(self._last_add_confirmed)
@@ -165,8 +168,7 @@ class AppendMachine:
         ticks then, and not before: what ``_on_tick`` comes to look at has to be named here."""
         if self._phase in ENDING:
             return None
-        silence_s = self._limits.silence_s(self.has_room)
-        due = self._replication.next_look(silence_s, chooses=self._may_change)
+        due = self._replication.next_look(self._silence_s, chooses=self._may_change)
         if self._last_add_pushed > self._last_add_confirmed:
             return due
         told = self._announcements.next_look(self._last_add_confirmed, self._replication)
@@ -191,9 +193,9 @@ class AppendMachine:
         self._event = self._measured = None
         return commands
 
-    def _measure(self) -> tuple[int, int]:
+    def _measure(self) -> tuple[int, int, int]:
         held = self._replication.held_by_all_live()
-        self._measured = held, self._lengths.above(min(held, self._last_add_confirmed))
+        self._measured = held, *self._lengths.above(min(held, self._last_add_confirmed))
         return self._measured
 
     def _on_event(self, event: Event, now: float) -> list[Command]:
@@ -281,8 +283,7 @@ class AppendMachine:
     def _on_add_failed(self, event: AddFailed, now: float) -> list[Command]:
         if self._phase in ENDING:
             return []  # its appenders are closed; only the metadata store has a say now
-        excused = self._replication.excuse(event, now)
-        if excused is not None:
+        if (excused := self._replication.excuse(event, now)) is not None:
             return excused
         if not self._replication.fail(event, now, self._limits.replacement_retry_s):
             return []  # not a member any more: what it says may be long out of date (rule P8)
@@ -401,8 +402,7 @@ class AppendMachine:
             return []
         if (error := append_errors.went_back(self._metadata, self._version, event)) is not None:
             return self._on_metadata_failed(MetadataFailed(error), now)
-        stored, wanted = event.metadata, self._wanted
-        self._wanted = None
+        stored, wanted, self._wanted = event.metadata, self._wanted, None
         if stored == wanted:
             return self._on_written(stored, event.version, now)  # ours: its reply was lost
         self._metadata, self._version = stored, event.version
@@ -486,11 +486,11 @@ class AppendMachine:
         if self._phase in ENDING:
             return []
         limits, replication = self._limits, self._replication
-        silence_s, retry_s = limits.silence_s(self.has_room), limits.replacement_retry_s
+        silence_s, retry_s = self._silence_s, limits.replacement_retry_s
         commands = replication.resume(now)
         failing, asked = replication.silence(now, limits.add_timeout_s, limits.stalled_wait_s)
-        if not self.has_room:
-            # Slow is failed once it stops producers and can be done without (rule P11).
+        if silence_s < limits.add_timeout_s:
+            # Slow is failed once it holds up much payload and can be done without (rule P11).
             failing.update(replication.spare_indexes(now, silence_s, failing))
         commands += replication.fail_silent(failing, now, retry_s, limits.stalled_wait_s)
         commands += self._change_if_needed(now, asked)  # one change for all of them

@@ -22,8 +22,8 @@ from spark_ledger.limits.client import (
 class AppendLimits:
     """When a silent bookie counts as failed, and how much may be in flight (rule P11).
 
-    ``slow_bookie_grace_s`` is meant to be below ``add_timeout_s``: it applies only while producers
-    wait for room, and only to bookies that the ack quorum can do without.
+    ``slow_bookie_grace_s`` is meant to be below ``add_timeout_s``: it applies only while so much
+    payload is in flight, and only to bookies that the ack quorum can do without.
     """
 
     add_timeout_s: float = ADD_TIMEOUT_S
@@ -37,10 +37,13 @@ class AppendLimits:
 
     @property
     def spare_after_s(self) -> float:
-        """How long a bookie that can be spared may be silent while producers wait: never longer
+        """How long a bookie that can be spared may be silent behind so much payload: never longer
         than any other, since all who are silent by then are looked at together (rule P11)."""
         return min(self.slow_bookie_grace_s, self.add_timeout_s)
 
-    def silence_s(self, has_room: bool) -> float:
-        """How long a bookie may be silent until somebody has to look at it."""
-        return self.add_timeout_s if has_room else self.spare_after_s
+    def silence_s(self, payload_bytes: int) -> float:
+        """How long a bookie may be silent until somebody has to look at it, with so much payload in
+        flight. What entries take beside it does not count: of small ones a single batch is above
+        the bound, and a bookie would go with each pause of its disk."""
+        has_much = payload_bytes >= self.bytes_in_flight_max
+        return self.spare_after_s if has_much else self.add_timeout_s

@@ -49,13 +49,15 @@ class Lengths:
         assert entry_id < self._base + len(self._at), "The length of an entry that does not exist."
         return self._at[entry_id - self._base]
 
-    def above(self, settled: int) -> int:
-        """What the entries above ``settled`` take; nobody asks about those below any more."""
+    def above(self, settled: int) -> tuple[int, int]:
+        """What the entries above ``settled`` take in memory, and their payload alone; nobody asks
+        about those below any more."""
         if settled != self._settled:  # most events of a writer settle nothing
             self._settled, self._settled_length = settled, self.at(settled)
             self._forget_below(settled)
         entries = self._base + len(self._at) - 1 - settled
-        return self._at[-1] - self._settled_length + self._entry_bytes * entries
+        payload_bytes = self._at[-1] - self._settled_length
+        return payload_bytes + self._entry_bytes * entries, payload_bytes
 
     def _forget_below(self, entry_id: int) -> None:
         """Nobody asks about entries below ``entry_id`` any more."""

@@ -320,6 +320,8 @@ class StreamCatalog:
         naming: set[LedgerId] = set()
         parts: list[range] = []
         async for page in log.manifests.walk(unread):
+            with suppress(NotFoundError, CorruptionError, ConfigurationError):  # ``walk`` tells
+                rows.update(await log.manifests.former(await log.manifests.root(), page))
             naming.add(LedgerId(page.pointer.ledger_id))
             if page.level == 0:
                 parts.append(range(page.first, page.first + (await log.manifests.root()).span(0)))

@@ -141,13 +141,14 @@ class RangeReader:
         if self.packs.known is None and self.schemas.config.has_packs:
             await self.packs.read()
         async for window in windows(group_neighbours(ranges, options.where)):
-            if self.packs.known is None or not self.packs.known.packs:
+            packs = self.packs.known
+            if packs is None or not packs.packs:
                 async with aclosing(self._fetch_former(window, options)) as chunks:
                     async for chunk in chunks:
                         yield chunk
                 continue
             parts = [part for group in window for part in group]
-            for pack, section in self.packs.known.sections(parts):
+            for pack, section in packs.sections(parts):
                 if pack is not None:
                     read = self._fetch_packed(pack, section, options)
                 else:

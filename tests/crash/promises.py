@@ -67,6 +67,8 @@ class Promises:
     lacs_sent: dict[int, int] = field(default_factory=dict)
     refused: list[Answer] = field(default_factory=list)
     deleted: set[int] = field(default_factory=set)
+    gone: set[int] = field(default_factory=set)
+    """Of these: those that may come again, so no crash brings them back (rules G2 and G9)."""
     unreadable: int = 0
 
     @property
@@ -102,6 +104,9 @@ class Promises:
         of it: single entries, strides, adds of a recovery."""
         for ledger_id in self.ledgers:
             held = machine.held(ledger_id)
+            if ledger_id in self.gone:
+                is_back = listed(machine.bookie, LedgerId(ledger_id)) is not None
+                assert not is_back, f"{context}: ledger {ledger_id} is back"
             self._check_entries(ledger_id, held, f"{context}: ledger {ledger_id}")
             self._check_state(machine, ledger_id, held, f"{context}: ledger {ledger_id}")
             if choose is not None:

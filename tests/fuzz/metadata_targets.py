@@ -20,6 +20,8 @@ from spark_ledger.stream.manifest.tree import (
     leaf_pointer,
 )
 from spark_ledger.stream.model import Commit, Head, Segment, SinkRecord, StreamConfig
+from spark_ledger.stream.packs.format import decode_packs, encode_packs
+from spark_ledger.stream.packs.model import Pack, Packs
 from spark_ledger.types import (
     BookieId,
     BookieInfo,
@@ -132,10 +134,12 @@ def _manifests(commits: list[bytes]) -> list[Target]:
     found = [Commit(n, 5 + n, 2 * n, (), "sink", n, "", n, n) for n in range(4)]
     pointers = [leaf_pointer(7, 0, found[:2]), leaf_pointer(7, 1, found[2:])]
     many = PagePointer(8, 3, 9, 9, 99, 99, None)
-    indexes = [manifests.encode_index("0123", 1, 0, pointers)]
+    indexes = [manifests.encode_index("0123", 1, 0, pointers, each) for each in ([], [LedgerId(3)])]
     above = index_pointer(9, 2, pointers)
     assert above.sinks == (SinkSpan("sink", 0, 3),)
-    roots = [ManifestRoot("0123", (), 100, 100), ManifestRoot("0123", ((many,), (above,)), 2, 2)]
+    high = ManifestRoot("0123", ((many,), (above,)), 2, 2)
+    roots = [ManifestRoot("0123", (), 100, 100), high, high._replace(freed=2)]
+    pack = Pack(0, 4, 0, 8, LedgerId(7), 1, 8, 100)
 
     def leaf(data: bytes) -> object:
         return manifests.decode_leaf(data, "0123", 0, PATH)
@@ -150,6 +154,8 @@ def _manifests(commits: list[bytes]) -> list[Target]:
                only_what_was_written(indexes, index)),
         _target("root of manifests", [manifests.encode_root(root) for root in roots],
                 lambda d: manifests.decode_root(d, PATH), 20_000),
+        _target("packs of a stream", [encode_packs(Packs()), encode_packs(Packs().with_pack(pack))],
+                lambda d: decode_packs(d, PATH), 20_000),
     ]  # fmt: skip
 
 
@@ -158,7 +164,8 @@ def _keeper_nodes() -> list[Target]:
     found = keeper.Unlisted(ledgers=3, user_bytes=70, deleted=2)
     audit = keeper.AuditState(begun_s=8.5, next_page=4, so_far=found, last=found, unread=("s",))
     page = keeper.AuditPage(looks=((8.5, (3, 4)), (80.0, (9,))))
-    dropped = keeper.DroppedNode(name="orders", looks=((8.5, 3), (80.0, 9)))
+    looks = ((8.5, 3), (80.0, 9))
+    dropped = keeper.DroppedNode(name="orders", looks=looks, merged=looks, packed=looks[:1])
     packed = keeper.PackedNode(packs=3, commits=700, copied_bytes=9_000_000)
     return [
         _target("packs of the keeper", [json_nodes.encode_node(packed)],

@@ -14,12 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from spark_ledger.aio import connect
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import LedgerError, MetadataUnavailableError, NoSuchLedgerError
-from spark_ledger.keeper.nodes import read_state
+from spark_ledger.keeper.nodes import read_dropped, read_state
 from spark_ledger.limits.metadata import RESTORED_IDS_SKIPPED
 from spark_ledger.local import LocalCluster
 from spark_ledger.repair.nodes import mark
@@ -225,3 +226,42 @@ async def passes_after(client: LedgerClient, since_ns: int) -> None:
                 if state is not None and state.value.time_ms > since_ns // 10**6:
                     return
             await asyncio.sleep(0.2)
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(600)
+def test_rows_that_were_packed_since_the_backup_are_read(tmp_path: Path) -> None:
+    """A keeper has seen the pack, and lets the ledgers that the backup names stay (rule K11)."""
+
+    async def main(cluster: LocalCluster) -> None:
+        async with await connect(cluster.uri) as client:
+            stream = await client.create_stream("s", pa.schema({"n": pa.int64()}))
+            for number in range(20):
+                await stream.append(pa.table({"n": pa.array([number], pa.int64())}))
+            await stream.close()
+            await asyncio.to_thread(backup, cluster, tmp_path / "backup")
+        async with await connect(cluster.uri) as client:
+            stream = await client.stream("s")
+            former = {each.ledger_id for c in await stream.commits(0, 20) for each in c.segments}
+            assert len(await stream.optimizer.run_all(entries_min=1)) == 1
+            async with asyncio.timeout(3 * PATIENCE_S):
+                while True:
+                    node = await read_dropped(client.store, stream.config.stream_id)
+                    if node is not None and node.value.packed:
+                        break
+                    await asyncio.sleep(0.5)
+            assert former <= set(await client.list_ledgers())
+            await stream.close()
+        await asyncio.to_thread(restore, cluster, tmp_path / "backup")
+        await asyncio.to_thread(restored_command, cluster.uri)
+        named = [word for n in range(3) for word in ("--bookie", f"bookie-{n}")]
+        collect = ("bookies", "collect", *named, "--accept-restored")
+        await asyncio.to_thread(command, cluster.uri, *collect)
+        async with await connect(cluster.uri) as client:
+            stream = await client.stream("s")
+            found = [n async for batch in stream.read() for n in batch.column("n").to_pylist()]
+            assert found == list(range(20))
+            await stream.close()
+
+    with LocalCluster(bookies=3, keeper=True) as cluster:
+        asyncio.run(main(cluster))

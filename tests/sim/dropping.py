@@ -20,10 +20,9 @@ from spark_ledger.errors import (
     MetadataRestoredError,
     NotFoundError,
 )
-from spark_ledger.keeper.nodes import CLOCK_PATH, KeeperClock
+from spark_ledger.keeper.nodes import CLOCK_PATH
 from spark_ledger.lab.simulation.loop import Process, current_process
 from spark_ledger.limits.keeper import CLOCK_CATCH_UP
-from spark_ledger.metadata.json_nodes import decode_node
 from spark_ledger.metadata.ledgers import ledger_path
 from spark_ledger.stream.format.codec import decode_commit, decode_config, decode_head
 from spark_ledger.stream.manifest.format import decode_root
@@ -34,8 +33,9 @@ from spark_ledger.stream.retention.format import decode_holds
 from spark_ledger.stream.retention.rules import Hold
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import Dlsn, LedgerId
-from tests.sim.keepers import config_of
+from tests.sim.keepers import config_of, time_of
 from tests.sim.racing import Listings
+from tests.sim.replacing import Replacements, names
 from tests.sim.streams import NAME, StreamClient
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class Drops:
     def __init__(self, world: World) -> None:
         self._world = world
         self._config = config_of(world)
+        self._replacements = Replacements(world, self._config.replaced_grace_s / _FASTEST_CLOCK)
         self.listings = Listings(world)
         self.commits: dict[int, Commit] = {}
         """All that were ever made."""
@@ -107,7 +108,9 @@ class Drops:
             if old is not None and old.earliest != self.head.earliest:
                 self._check_drop(old, self.head)
         elif path == f"streams/{NAME}/manifests":
-            self._check_given_back(decode_root(data, path).dropped)
+            root = decode_root(data, path)
+            self._replacements.sealed(root)
+            self._check_given_back(root.dropped)
         elif path == f"streams/{NAME}/config":
             config = decode_config(data, path)
             self._limits.append(config.retention)
@@ -117,7 +120,7 @@ class Drops:
         elif path == f"streams/{NAME}/holds":
             self._holds = decode_holds(data, path)
         elif path == CLOCK_PATH:
-            self._check_clock(_time_of(data))
+            self._check_clock(time_of(data))
 
     def asked(self, process: Process, path: str) -> None:
         if path == CLOCK_PATH:
@@ -125,7 +128,7 @@ class Drops:
 
     def told(self, process: Process, path: str, data: bytes | None) -> None:
         if path == CLOCK_PATH:
-            time_ms = None if data is None else _time_of(data)
+            time_ms = None if data is None else time_of(data)
             self._counts_from.setdefault(process, (self._looked_at[process], time_ms))
 
     def restored(self, nodes: Mapping[str, bytes], events: int) -> None:
@@ -142,6 +145,7 @@ class Drops:
         self._given_back = 0 if root is None else decode_root(root, "manifests").dropped
         self._dropped_at = [each for each in self._dropped_at if each[1] <= self.earliest]
         self._ignored_to = min(self._ignored_to, self.earliest)
+        self._replacements.restored(None if root is None else decode_root(root, "manifests"))
         self._deleted.clear()
         if CLOCK_PATH not in nodes:
             self._clocks.clear()
@@ -214,6 +218,8 @@ class Drops:
         """Rules T17, T25: no commit that is there needs a ledger that is deleted. A commit needs
         the ledgers that it names, or that of the pack that holds its rows as well."""
         needing = self._needing(ledger_id)
+        if ledger_id not in self._deleted:
+            self._replacements.check(ledger_id, self.commits, self.earliest, self.packs)
         for number in needing:
             if number >= self.earliest:
                 self._violate("T17", f"ledger {ledger_id} of commit {number} is deleted")
@@ -227,7 +233,7 @@ class Drops:
             self._world.counts["ledgers deleted within the grace"] += is_early
         self._deleted.add(ledger_id)
         self._world.counts["ledgers of streams deleted"] += 1
-        if not needing and any(_names(each, ledger_id) for each in self.commits.values()):
+        if not needing and any(names(each, ledger_id) for each in self.commits.values()):
             self._world.counts["former ledgers of packs deleted"] += 1
 
     def _surely_there_s(self, number: int) -> float:
@@ -250,7 +256,7 @@ class Drops:
                 return list(range(pack.first, pack.end))
         end = 0 if self.head is None else self.head.next_commit
         outside = self.packs.numbers_outside(0, end)
-        return [number for number in outside if _names(self.commits[number], ledger_id)]
+        return [number for number in outside if names(self.commits[number], ledger_id)]
 
     def _check_packs(self, packs: Packs) -> None:
         """Rule T24: a pack that is named is there, and never changes. Rule T25: it goes when
@@ -265,6 +271,7 @@ class Drops:
         for ledger_id in held:
             if not self._is_there(ledger_id):
                 self._violate("T24", f"the pack in ledger {ledger_id} is named and not there")
+        self._replacements.packed(packs)
         self.packs = packs
 
     def _is_there(self, ledger_id: int) -> bool:
@@ -351,14 +358,6 @@ class Drops:
         elif planned and self._world.loop.now - cut[0] < self._surely_there_s(first):
             self._violate("T17", f"{who} planned commit {first}, and its rows went: {error}")
         self._world.counts["reads of dropped rows"] += 1
-
-
-def _names(commit: Commit, ledger_id: LedgerId) -> bool:
-    return any(each.ledger_id == ledger_id for each in commit.segments)
-
-
-def _time_of(data: bytes) -> int:
-    return decode_node(KeeperClock, CLOCK_PATH, data).time_ms
 
 
 class DropClient(StreamClient):

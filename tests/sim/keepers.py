@@ -13,6 +13,8 @@ from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import LedgerError, NotFoundError
 from spark_ledger.keeper.config import KeeperConfig
 from spark_ledger.keeper.keeper import Keeper
+from spark_ledger.keeper.nodes import CLOCK_PATH, KeeperClock
+from spark_ledger.metadata.json_nodes import decode_node
 from spark_ledger.stream.catalog import StreamCatalog
 from tests.sim.serving import ServiceClient
 from tests.sim.streams import NAME, StreamClient
@@ -30,6 +32,8 @@ CONFIG: Final = KeeperConfig(
 )
 _GRACES_S: Final = (0.0, 0.0, 1.0)
 _GRACES_OF_RACES_S: Final = (0.0, 1.0)
+_REPLACED_GRACES_S: Final = (0.0, 0.0, 0.5, 3600.0)
+"""The last is longer than any schedule: each backup is complete (rule K11)."""
 _AUDIT_S: Final = 0.2
 _OPTIMIZE_S: Final = 0.2
 _SETTLES_S: Final = 60.0
@@ -42,13 +46,20 @@ def config_of(world: World) -> KeeperConfig:
     grace_s = world.random_for("grace of dropped rows").choice(graces_s)
     audit_s = _AUDIT_S if world.options.audits else 0.0
     optimize_s = _OPTIMIZE_S if world.options.packs else 0.0
+    replaced_s = world.random_for("grace of what was replaced").choice(_REPLACED_GRACES_S)
     return replace(
         CONFIG,
         dropped_grace_s=grace_s,
         dropped_least_s=0.4 * grace_s,
+        replaced_grace_s=replaced_s,
         audit_s=audit_s,
         optimize_s=optimize_s,
     )
+
+
+def time_of(data: bytes) -> int:
+    """The time that a keeper has written down."""
+    return decode_node(KeeperClock, CLOCK_PATH, data).time_ms
 
 
 class KeeperClient(ServiceClient):

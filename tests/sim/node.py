@@ -277,11 +277,10 @@ class BookieNode:
         """The part of a flush that comes before the disk: what is added from now on waits for the
         next one, and has half of the write cache."""
         (store,) = bookie._storage._stores
-        marks = bookie._journal.durable_marks
-        if store.cache.frozen is None and store.cache.active_bytes and marks.journal.file_number:
-            (run_log_mark,) = marks.run_logs or (None,)
-            begun = run_log_mark is not None and run_log_mark.file_number > 0
-            store._freeze(marks.journal, run_log_mark if begun else None)
+        unwritten = bookie._journal.unwritten_of(store.covered.seen_behind)
+        mark, run_log_mark = bookie._journal.durable_marks.of(0)
+        if store.cache.frozen is None and store.cache.active_bytes and mark is not None:
+            store._freeze(mark, run_log_mark, unwritten)
 
     def ledgers_go_on(self) -> None:
         """The disk of the ledgers hangs no longer: what waited for it goes on (rule S15)."""

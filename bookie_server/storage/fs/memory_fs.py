@@ -14,6 +14,7 @@ import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
+from weakref import WeakSet
 
 from bookie_server.core.disk_space import Space
 from bookie_server.storage.fs.vfs import DIRECT_ALIGNMENT, File, FileIdentity, Lock, check_aligned
@@ -164,6 +165,7 @@ class MemoryFile:
         self._inode = inode
         self._direct = direct
         self._take = take
+        self.is_closed = False
 
     @property
     def path(self) -> Path:
@@ -215,7 +217,7 @@ class MemoryFile:
         return self._inode.hole_bytes
 
     def close(self) -> None:
-        """Nothing is held."""
+        self.is_closed = True
 
 
 class _MemoryLock:
@@ -244,6 +246,8 @@ class MemoryFileSystem:
         """Files and directories are numbered as they are made."""
         self.disks: tuple[MemoryDisk, ...] = ()
         """Disks of a limited size; crashes leave them as they are. Without any, all is free."""
+        self._opened: WeakSet[MemoryFile] = WeakSet()
+        """Of files on such disks: one that was removed takes its space until the last is closed."""
 
     def space(self, directory: Path) -> Space:
         disk = self._disk(str(directory))
@@ -255,12 +259,15 @@ class MemoryFileSystem:
         return next((disk for disk in self.disks if disk.holds(directory)), None)
 
     def _free_bytes(self, disk: MemoryDisk) -> int:
-        used = sum(
-            len(inode.data) - inode.hole_bytes
-            for path, directory in self._directories.items()
-            if disk.holds(path)
-            for inode in directory.entries.values()
-        )
+        inodes = {
+            file._inode
+            for file in self._opened
+            if not file.is_closed and disk.holds(_split(file.path)[0])
+        }
+        for path, directory in self._directories.items():
+            if disk.holds(path):
+                inodes.update(directory.entries.values())
+        used = sum(len(inode.data) - inode.hole_bytes for inode in inodes)
         return disk.size_bytes - disk.others_bytes - used
 
     def _taking(self, path: Path) -> Callable[[int], None] | None:
@@ -281,10 +288,17 @@ class MemoryFileSystem:
             raise FileExistsError(errno.EEXIST, "file exists", str(path))
         inode = _Inode(number=self._next_number())
         directory.change({name: inode})
-        return MemoryFile(path, inode, direct=direct, take=self._taking(path))
+        return self._file(path, inode, direct=direct)
 
     def open(self, path: Path, *, writable: bool = False, direct: bool = False) -> File:
-        return MemoryFile(path, self._inode(path), direct=direct, take=self._taking(path))
+        return self._file(path, self._inode(path), direct=direct)
+
+    def _file(self, path: Path, inode: _Inode, *, direct: bool) -> MemoryFile:
+        take = self._taking(path)
+        file = MemoryFile(path, inode, direct=direct, take=take)
+        if take is not None:
+            self._opened.add(file)
+        return file
 
     def rename(self, source: Path, target: Path) -> None:
         (parent, old), (target_parent, new) = _split(source), _split(target)

@@ -2,9 +2,8 @@
 
 ``append`` queues a record. ``commit_pending`` writes the queue as one batch, syncs it, and posts
 all completions: one sync pays for what arrived during the sync before it. Small records do not wait
-for the log of large runs. In a bookie a thread calls it in a loop. For a small batch that comes
-while the disk is idle the service thread waits a moment: a post to its loop costs more than the
-sync. A disk that hangs stops the journal thread, and never the loop.
+for the log of large runs. For a small batch that comes while the disk is idle the service thread
+waits a moment: a post to its loop costs more. A disk that hangs stops the journal thread only.
 
 A write or sync that fails is final (rule S3). After it the kernel may have dropped the pages and
 marked them clean, and it reports that only once: a second sync would succeed and prove nothing. So
@@ -186,7 +185,8 @@ class Journal:
         """Which of these have records that may become durable; any thread. All if it failed."""
         with self._lock:
             has_failed, waiting = self._failure is not None, [*self._taken, *self._queue]
-        return {*ledger_ids} if has_failed else {*ledger_ids} & {each.ledger_id for each in waiting}
+        found = self._logs.in_doubt.union(each.ledger_id for each in waiting)
+        return {*ledger_ids} if has_failed else {*ledger_ids} & found
 
     @property
     def space_refusal(self) -> str:

@@ -14,12 +14,13 @@ from typing import Final, NamedTuple
 
 from bookie_server.storage.blocks import Block
 from bookie_server.storage.journal.batch_log import BatchLog, WrittenBatch
-from bookie_server.storage.journal.mark import Mark
+from bookie_server.storage.journal.mark import Mark, Marks
 from bookie_server.storage.journal.supply import NoRoomError
 from bookie_server.storage.journal.waiting import JournalStats, Waiting
 from bookie_server.storage.journal.witness import JOURNAL_LOG, run_log_number, witness_body
 from bookie_server.storage.records import RECORD_HEADER_BYTES, RecordType
 from spark_ledger.limits import GIB
+from spark_ledger.types import LedgerId
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,15 @@ class DurableMarks(NamedTuple):
     journal: Mark
     run_logs: tuple[Mark, ...]
 
+    def of(self, directory: int) -> Marks:
+        """Those that count for a ledger directory."""
+        run_log = self.run_logs[directory] if self.run_logs else None
+        has_run_log = run_log is not None and run_log.file_number > 0
+        return (
+            self.journal if self.journal.file_number else None,
+            run_log if has_run_log else None,
+        )
+
 
 class RunLog:
     """The run log of one ledger directory; *committer*.
@@ -47,7 +57,7 @@ class RunLog:
     def __init__(self, log: BatchLog, has_room: Callable[[], bool]) -> None:
         self.log = log
         self._has_room = has_room
-        self._is_left = False
+        self.is_left = False
         self._skips = 0
 
     def write(self, records: Sequence[tuple[int, Block]]) -> WrittenBatch | None:
@@ -56,7 +66,7 @@ class RunLog:
         A batch that failed may have become durable all the same. Then it is stored twice, which is
         harmless (rule S8). But nothing is written behind it in this run (rule S3).
         """
-        if self._is_left:
+        if self.is_left:
             return None
         if self._skips or (self.log.needs_file(records) and not self._has_room()):
             self._skips = max(0, self._skips - 1)
@@ -67,7 +77,7 @@ class RunLog:
             self._skips = _RETRY_AFTER_BATCHES
             logger.warning("%s: large runs go to the journal: %s", self.log.directory, error)
         except OSError as error:
-            self._is_left = True
+            self.is_left = True
             logger.warning(
                 "%s: its run log is left until the next start, large runs go to the journal: %s",
                 self.log.directory,
@@ -77,7 +87,7 @@ class RunLog:
 
     def close(self) -> None:
         """Close the file."""
-        self.log.close(in_order=not self._is_left)
+        self.log.close(in_order=not self.is_left)
 
 
 class Logs:
@@ -93,6 +103,8 @@ class Logs:
         # Any thread reads. The committer replaces them whole and never changes one, so a reader
         # sees the values of one moment.
         self.stats = JournalStats(0, 0, 0, 0.0, 0.0, 0, 0)
+        self.in_doubt: frozenset[LedgerId] = frozenset()
+        """Ledgers of batches that failed in a run log, and that a start may find there."""
         self.writing_in = journal.directory
         """Where it writes and syncs now, or did last: if that takes long, its disk hangs."""
         self.marks = self._marks()
@@ -163,8 +175,11 @@ class Logs:
         number, run_log = run_log_number(directory), self._run_logs[directory]
         records, witnessed = self._with_witness(number, runs)
         self.writing_in = run_log.log.directory
+        was_left = run_log.is_left
         written = run_log.write(records)
         if written is None:
+            if run_log.is_left and not was_left:
+                self.in_doubt = self.in_doubt.union(each.ledger_id for each in runs)
             return False
         offset = written.start.offset
         for record_type, body in records:

@@ -51,3 +51,7 @@ def later(now: Mark | None, other: Mark | None) -> Mark | None:
     if other is None or (now is not None and not now.is_behind(other)):
         return None
     return other
+
+
+Marks = tuple[Mark | None, Mark | None]
+"""Of the journal and of a directory's run log; None where no file was ever begun."""

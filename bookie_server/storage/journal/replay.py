@@ -150,7 +150,7 @@ def _behind_all_files(file_system: FileSystem, directory: Path, end: Mark) -> Ma
 
 def _start_of_run_log(file_system: FileSystem, store: DirectoryStore) -> Mark | None:
     """Where to read a directory's run log from; None when there never was one."""
-    return _start(file_system, store.directory, {store.directory: store.run_log_mark})
+    return _start(file_system, store.directory, {store.directory: store.covered.run_log_mark})
 
 
 def _end_of_run_log(file_system: FileSystem, store: DirectoryStore, start: Mark | None) -> Mark:
@@ -340,9 +340,15 @@ def _apply_run(
     last_add_confirmed: EntryId,
     place: RunPlace | None = None,
 ) -> None:
-    """Put a run into the cache, as its add did; entries that are stored are dropped later."""
-    block = encode_run(run, last_add_confirmed)
-    store.cache.add(CachedRun(run, last_add_confirmed, block, place))
+    """Put a run into the cache, as its add did; entries that are stored are dropped later.
+
+    What the cache has is not taken once more (rule S8): the journal has a copy for each time that
+    it was sent, and a full disk takes none of them out of memory.
+    """
+    cache = store.cache
+    if any(cache.find(run.ledger_id, EntryId(each)) is None for each in run.ids()):
+        block = encode_run(run, last_add_confirmed)
+        cache.add(CachedRun(run, last_add_confirmed, block, place))
     ledger_record = store.ledger_record(run.ledger_id) or LedgerRecord()
     store.set_ledger_record(
         run.ledger_id, ledger_record.with_run(run.last_entry, last_add_confirmed)

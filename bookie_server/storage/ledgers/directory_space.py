@@ -25,7 +25,7 @@ from bookie_server.storage.index.base import (
     run_log_id,
 )
 from bookie_server.storage.journal.files import journal_numbers
-from bookie_server.storage.journal.mark import Mark
+from bookie_server.storage.ledgers.covered import Covered
 from bookie_server.storage.ledgers.dead_blocks import DeadBlocks
 from bookie_server.storage.ledgers.entry_log import EntryLogReader, EntryLogWriter, block_path
 from bookie_server.storage.ledgers.entry_log import log_ids as entry_log_ids
@@ -70,7 +70,7 @@ class DirectorySpace:
         index: Index,
         reader: EntryLogReader,
         logs: EntryLogs,
-        run_log_mark: Callable[[], Mark | None],
+        covered: Covered,
         lacking: Lacking,
     ) -> None:
         """``lacking``: what is damaged and of which no good copy has come yet: its logs stay."""
@@ -80,7 +80,7 @@ class DirectorySpace:
         self._index = index
         self._reader = reader
         self._logs = logs
-        self._run_log_mark = run_log_mark
+        self._covered = covered
         self._lacking = lacking
         # Any thread: it has a lock of its own.
         self.dead = DeadBlocks()
@@ -102,7 +102,8 @@ class DirectorySpace:
         self._copies: dict[int, int] = {}
         """Logs of copies, and what was alive in each at the first look."""
         self._writer: EntryLogWriter | None = None
-        self._writer_is_named = False
+        self._named_bytes = 0
+        """Up to where rows may name blocks of it."""
 
     def may_compact(self, log: LogState) -> bool:
         """Whether a copy could be smaller, and can be made.
@@ -256,11 +257,11 @@ class DirectorySpace:
     def finish(self) -> None:
         """End the log of copies, at the end of a pass. Raises OSError."""
         writer, self._writer = self._writer, None
-        if writer is not None and self._writer_is_named:
+        if writer is not None and self._named_bytes:
             self._copies[writer.log_id] = 0
             writer.finish()
         elif writer is not None:
-            writer.abandon(remove=True)
+            writer.abandon(named_bytes=0)
 
     def _move(self, moves: list[_Move], lock: Lock) -> int:
         """Have rows name the copies of their blocks, where they are as they were; how many did."""
@@ -279,29 +280,29 @@ class DirectorySpace:
                 update.abort()
                 if committing and not isinstance(error, NotCommittedError):
                     self._logs.doubt(self._writer.log_id)
-                    self._writer_is_named = True
+                    self._named_bytes = self._writer.size
                 raise
-        self._writer_is_named = True
+        self._named_bytes = self._writer.size
         moves.clear()
         return moved
 
     def _writer_for(self, lock: Lock, log_bytes: int) -> EntryLogWriter:
         """The log of copies, or a new one."""
-        if self._writer is not None and self._writer.size >= log_bytes and self._writer_is_named:
+        if self._writer is not None and self._writer.size >= log_bytes and self._named_bytes:
             self.finish()
         if self._writer is None:
             with lock:
                 log_id = self._logs.new_log_id()
-            self._writer_is_named = False
+            self._named_bytes = 0
             self._writer = EntryLogWriter(self._file_system, self.directory, log_id)
         return self._writer
 
     def _abandon_writer(self) -> None:
-        """Leave the log of copies after a failure (rule S3); it goes unless rows may name it."""
+        """Leave the log of copies after a failure (rule S3); what no row may name goes."""
         writer, self._writer = self._writer, None
         if writer is not None:
             with suppress(OSError):  # it costs space only, and goes with the next start
-                writer.abandon(remove=not self._writer_is_named)
+                writer.abandon(named_bytes=self._named_bytes)
 
     def _tell_missing(self, uses: dict[int, LogUse], in_use: set[int]) -> None:
         """Say once of each log that rows name, and that is not there."""
@@ -337,7 +338,7 @@ class DirectorySpace:
 
     def _covered_run_log_files(self) -> list[int]:
         """Files of the run log that no start reads any more: the mark is in a later one."""
-        mark = self._run_log_mark()
+        mark = self._covered.run_log_mark
         numbers = journal_numbers(self._file_system, self.directory)
         return [number for number in numbers if mark is not None and number < mark.file_number]
 

@@ -32,8 +32,9 @@ from bookie_server.storage.index.base import (
 )
 from bookie_server.storage.index.intervals import StoredRow, plan_insert
 from bookie_server.storage.journal.files import remove_unfinished
-from bookie_server.storage.journal.mark import Mark, later
+from bookie_server.storage.journal.mark import Mark, Marks
 from bookie_server.storage.ledgers.block_cache import BlockCache
+from bookie_server.storage.ledgers.covered import Covered
 from bookie_server.storage.ledgers.dead_blocks import DeadBlocks
 from bookie_server.storage.ledgers.directory_scrub import DirectoryScrub, ReadBlock
 from bookie_server.storage.ledgers.directory_space import DirectorySpace
@@ -88,10 +89,7 @@ class DirectoryStore:
         self.lacking = Lacking(file_system, directory, index)
         self._file_system = file_system
         self._reader = EntryLogReader(
-            file_system,
-            directory,
-            direct=entry_log_cached_bytes == 0,
-            open_logs_max=open_logs_max,
+            file_system, directory, direct=entry_log_cached_bytes == 0, open_logs_max=open_logs_max
         )
         self._blocks = BlockCache(block_cache_bytes)
         # Changed under _lock. ``ledger_record`` reads _ledger_records without it: the dict is
@@ -106,24 +104,18 @@ class DirectoryStore:
         # those of them that are frozen.
         self._new_ledgers = self._frozen_new_ledgers = 0
         # Flush thread.
-        self.mark = index.mark()
-        self.run_log_mark = index.run_log_mark()
+        self.covered = Covered(index)
         self.logs = EntryLogs(
             file_system,
             directory,
             entry_log_bytes=entry_log_bytes,
             cached_bytes=entry_log_cached_bytes,
             highest_log=index.highest_log(),
+            forget=self._reader.forget,
         )
         # Whoever compacts.
         self.space = DirectorySpace(
-            file_system,
-            directory,
-            index,
-            self._reader,
-            self.logs,
-            lambda: self.run_log_mark,
-            self.lacking,
+            file_system, directory, index, self._reader, self.logs, self.covered, self.lacking
         )
         # Whoever scrubs.
         self.scrub = DirectoryScrub(
@@ -131,8 +123,6 @@ class DirectoryStore:
         )
         # When the flush that runs made progress; its thread writes it, any thread reads it.
         self.moved_at = 0.0
-        self._frozen_mark: Mark | None = None
-        self._frozen_run_log_mark: Mark | None = None
         self._frozen_unsettled: set[LedgerId] = set()
         # Any thread reads it, and the one that deletes replaces it whole: these are on their way
         # out.
@@ -167,6 +157,16 @@ class DirectoryStore:
         """Ledgers whose record is newer than the one in the index; any thread."""
         with self._lock:
             return self._dirty_ledgers.keys() | self._frozen_ledger_records.keys()
+
+    @property
+    def mark(self) -> Mark | None:
+        """Up to where it has the journal; the flush thread."""
+        return self.covered.mark
+
+    def uncovered(self, marks: Marks) -> set[LedgerId]:
+        """Ledgers of which memory has more than the index, or a start may bring something back that
+        lies before these marks. Whoever has the flush lock."""
+        return self.dirty_ledgers() | self.covered.behind(*marks)
 
     @property
     def ledger_count(self) -> int:
@@ -286,20 +286,25 @@ class DirectoryStore:
 
     # -- flushing ------------------------------------------------------------------------------
 
-    def flush(self, mark: Mark | None, run_log_mark: Mark | None = None) -> bool:
+    def flush(
+        self,
+        mark: Mark | None,
+        run_log_mark: Mark | None = None,
+        unwritten: Iterable[LedgerId] = (),
+    ) -> bool:
         """Store cached runs and changed ledger records in entry log and index; False if none.
 
         ``mark`` was durable in the journal before this call, so all it covers is in the cache or
         stored (rule S2); ``run_log_mark`` likewise in the run log. One that is None stays where it
-        is. Raises OSError or CorruptionError: nothing is lost from the cache, the
-        mark has not moved, and the next call tries again with a new entry log.
+        is. ``unwritten``: see ``Covered.freeze``. Raises OSError or CorruptionError: nothing is
+        lost from the cache, no mark has moved, and the next call tries again with a new entry log.
         """
         if self.cache.frozen is None:
             # Without the lock: what is added meanwhile is not covered by the mark yet.
-            moved = later(self.mark, mark) or later(self.run_log_mark, run_log_mark)
+            moved = self.covered.is_before(mark, run_log_mark)
             if not moved and not self.cache.active_bytes and not self._dirty_ledgers:
                 return False
-            self._freeze(mark, run_log_mark)
+            self._freeze(mark, run_log_mark, unwritten)
         # After a failed flush the frozen generation is the old one, and so are its marks: the new
         # marks cover adds that are in the active generation only.
         assert self.cache.frozen is not None
@@ -319,10 +324,7 @@ class DirectoryStore:
                     ledger_record = ledger_record._replace(last_entry=last_entry)
                 update.put_ledger_record(ledger_id, ledger_record)
             self.moves()
-            if (moved := later(self.mark, self._frozen_mark)) is not None:
-                update.put_mark(moved)
-            if (moved := later(self.run_log_mark, self._frozen_run_log_mark)) is not None:
-                update.put_run_log_mark(moved)
+            self.covered.put_into(update)
             committing = True
             update.commit()
         except BaseException as error:
@@ -401,32 +403,29 @@ class DirectoryStore:
             self._reader.close()
             self.index.close()
 
-    def _freeze(self, mark: Mark | None, run_log_mark: Mark | None = None) -> None:
+    def _freeze(
+        self, mark: Mark | None, run_log_mark: Mark | None, unwritten: Iterable[LedgerId] = ()
+    ) -> None:
         """Set apart what this flush stores: runs, changed ledger records and their marks."""
         with self._lock:
             assert not self._frozen_ledger_records, (
                 "the ledger records of the last flush are stored first"
             )
             frozen = self.cache.freeze()
-            self._frozen_mark, self._frozen_run_log_mark = mark, run_log_mark
             records = self._frozen_ledger_records = self._dirty_ledgers
             # The next flush stores these again, with the runs that are not durable yet.
             unsettled = self._frozen_unsettled = self.cache.unsettled_ledgers()
             self._dirty_ledgers = {each: records[each] for each in unsettled if each in records}
             self._frozen_new_ledgers = self._new_ledgers
         frozen.check()  # without the lock: it looks at every run, and adds must not wait for it
+        self.covered.freeze(mark, run_log_mark, records, unwritten)
 
     def _after_commit(self, frozen: Generation) -> None:
         """Let go of what the index has: only now, so that readers find it here or there."""
-        self.mark = later(self.mark, self._frozen_mark) or self.mark
-        self.run_log_mark = later(self.run_log_mark, self._frozen_run_log_mark) or self.run_log_mark
-        assert later(self.mark, self._frozen_mark) is None, (
-            f"the mark {self.mark} was left behind the commit of {self._frozen_mark}"
-        )
+        self.covered.committed()
         self.logs.committed()
         dropped: dict[LedgerId, LedgerRecord] = {}
         with self._lock:
-            self._frozen_mark = self._frozen_run_log_mark = None
             stored, self._frozen_ledger_records = self._frozen_ledger_records, {}
             self._new_ledgers -= self._frozen_new_ledgers
             self._frozen_new_ledgers = 0

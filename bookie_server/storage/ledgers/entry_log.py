@@ -221,11 +221,21 @@ class EntryLogWriter:
         self._buffers.append(_ZEROS[:zeros])
         self._size += zeros
 
-    def abandon(self, *, remove: bool) -> None:
-        """Close without a map. ``remove`` deletes the file: no block of it is in the index."""
+    def abandon(self, *, named_bytes: int) -> None:
+        """Close without a map. Behind ``named_bytes`` no block is in the index: the disk gets that
+        back, the whole file if there is none before it. Raises OSError."""
         self._file.close()
-        if remove:
+        if not named_bytes:
             self._file_system.remove(self._path)
+        elif named_bytes < self._size:
+            assert named_bytes % DIRECT_ALIGNMENT == 0, f"a commit ended at {named_bytes}"
+            file = self._file_system.open(self._path, writable=True)
+            try:
+                tail = file.size() - named_bytes
+                if tail > 0:
+                    file.punch(named_bytes, tail + -tail % DIRECT_ALIGNMENT)
+            finally:
+                file.close()
 
 
 class EntryLogReader:

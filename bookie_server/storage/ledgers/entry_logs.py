@@ -1,12 +1,13 @@
 """The entry logs that one directory's flushes write: the open one, and those just filled.
 
 A log is named by rows only after its blocks were synced (rule S6). What failed is left for good
-(rule S3), and its file goes unless a row may name it.
+(rule S3), and the disk gets back what no row may name of it.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from bookie_server.storage.blocks import Block
@@ -29,18 +30,22 @@ class EntryLogs:
         entry_log_bytes: int,
         cached_bytes: int,
         highest_log: int,
+        forget: Callable[[int], None],
     ) -> None:
-        """``highest_log``: no id up to this one is used again, also of a log that is gone."""
+        """``highest_log``: no id up to this one is used again, also of a log that is gone.
+        ``forget`` has readers close a log that was removed."""
         assert entry_log_bytes > 0, f"entry logs of {entry_log_bytes} bytes hold nothing"
         self._file_system = file_system
         self._directory = directory
         self._entry_log_bytes = entry_log_bytes
         self._cached_bytes = cached_bytes
+        self._forget = forget
         self.bytes_written = 0
         self._writer: EntryLogWriter | None = None
-        self._writer_is_indexed = False
-        # Logs that this flush has filled, and that no commit has named yet.
-        self._filled: list[EntryLogWriter] = []
+        # Up to where rows name blocks of it; 0 before the first commit.
+        self._named_bytes = 0
+        # Logs that this flush has filled, and up to where a commit before it has named blocks.
+        self._filled: list[tuple[EntryLogWriter, int]] = []
         # Logs that a commit which failed may have named all the same.
         self._in_doubt: set[int] = set()
         self._next_log_id = max(highest_log, *log_ids(file_system, directory), 0) + 1
@@ -63,24 +68,28 @@ class EntryLogs:
 
     def committed(self) -> None:
         """Rows name what was appended."""
-        self._writer_is_indexed = self._writer is not None
+        self._named_bytes = self._writer.size if self._writer is not None else 0
         self._filled.clear()
         self._in_doubt.clear()
 
     def abandon(self, *, committing: bool) -> None:
-        """Leave all logs of a flush that failed (rule S3); remove those that no row can name.
+        """Leave all logs of a flush that failed (rule S3); give back what no row can name.
 
         ``committing``: the commit that failed may have been done all the same.
         """
         if committing:
             self._in_doubt |= self.in_use()
-        self._abandon_writer(keep=committing or self._writer_is_indexed)
-        self._abandon_filled(keep=committing)
+        filled, self._filled = self._filled, []
+        if self._writer is not None:
+            filled.append((self._writer, self._named_bytes))
+            self._writer = None
+        for writer, named_bytes in filled:
+            self._abandon(writer, named_bytes=writer.size if committing else named_bytes)
 
     def in_use(self) -> set[int]:
         """Logs that rows may name later, or by a commit of which nothing is known."""
-        writers = self._filled if self._writer is None else [*self._filled, self._writer]
-        return self._in_doubt.union(writer.log_id for writer in writers)
+        open_log = () if self._writer is None else (self._writer.log_id,)
+        return self._in_doubt.union(open_log, (writer.log_id for writer, _ in self._filled))
 
     def doubt(self, log_id: int) -> None:
         """A commit failed, and may have named this log: it stays until another has succeeded."""
@@ -101,8 +110,8 @@ class EntryLogs:
         writer = self._writer
         if writer is None or writer.size < max(self._entry_log_bytes, LOG_HEADER_BYTES + 1):
             return
-        if not self._writer_is_indexed:
-            self._filled.append(writer)
+        if self._named_bytes < writer.size:
+            self._filled.append((writer, self._named_bytes))
         self._writer = None
         writer.finish()
 
@@ -111,21 +120,14 @@ class EntryLogs:
         log_id, self._next_log_id = self._next_log_id, self._next_log_id + 1
         return log_id
 
-    def _abandon_writer(self, *, keep: bool) -> None:
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            self._abandon(writer, keep=keep)
-
-    def _abandon_filled(self, *, keep: bool) -> None:
-        filled, self._filled = self._filled, []
-        for writer in filled:
-            self._abandon(writer, keep=keep)
-
-    def _abandon(self, writer: EntryLogWriter, *, keep: bool) -> None:
+    def _abandon(self, writer: EntryLogWriter, *, named_bytes: int) -> None:
         try:
-            writer.abandon(remove=not keep)
+            writer.abandon(named_bytes=named_bytes)
         except OSError as error:  # it costs space only, and the first fault is raised anyway
             logger.warning("entry log %d in %s stays: %s", writer.log_id, self._directory, error)
+        # Behind the removal, as the flush may have read from it: who has it open keeps its blocks.
+        if not named_bytes:
+            self._forget(writer.log_id)
 
     def _writer_for_block(self) -> EntryLogWriter:
         """The open log, or a new one. A log is never continued after a restart (rule S4)."""
@@ -138,7 +140,6 @@ class EntryLogs:
                 self.new_log_id(),
                 cached_bytes=self._cached_bytes,
             )
-            self._writer = writer
-            self._writer_is_indexed = False
+            self._writer, self._named_bytes = writer, 0
         assert writer.log_id < self._next_log_id, "a log id is used once"
         return writer

@@ -13,8 +13,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
 from itertools import chain
 
 from bookie_server.core.ledger_record import LedgerRecord
@@ -22,13 +21,15 @@ from bookie_server.storage.blocks import Block
 from bookie_server.storage.fs.vfs import is_no_space
 from bookie_server.storage.index.base import HeldLedger, LogUse
 from bookie_server.storage.journal.journal import Journal
+from bookie_server.storage.journal.logs import DurableMarks
 from bookie_server.storage.journal.waiting import RunPlace
-from bookie_server.storage.ledgers.compaction import CompactionStats, Compactor
+from bookie_server.storage.ledgers.compaction import Compactor
 from bookie_server.storage.ledgers.dead_blocks import DeadBlocks
 from bookie_server.storage.ledgers.directory_store import DirectoryStore
 from bookie_server.storage.ledgers.flush_stats import FlushFailure, FlushStats
 from bookie_server.storage.ledgers.lacking import LackingLedgers
-from bookie_server.storage.ledgers.scrub import Scrubber, ScrubStats
+from bookie_server.storage.ledgers.scrub import Scrubber
+from bookie_server.storage.ledgers.storage_stats import LedgerStorageStats
 from bookie_server.storage.ledgers.write_cache import CachedRun
 from spark_ledger.bookie_api import EntryPage
 from spark_ledger.errors import CorruptionError
@@ -40,23 +41,6 @@ from spark_ledger.types import EntryId, LedgerId
 logger = logging.getLogger(__name__)
 
 _Error = OSError | CorruptionError
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerStorageStats:
-    """Counters since the start; bytes and seconds."""
-
-    ledgers: int
-    cache_bytes: int
-    entry_log_bytes_written: int
-    flushes: int
-    flush_time_s: float
-    last_flush_s: float
-    block_cache_bytes: int
-    index_memory_bytes: int
-    ledger_record_bytes: int
-    compaction: CompactionStats
-    scrub: ScrubStats
 
 
 class LedgerStorage:
@@ -261,15 +245,16 @@ class LedgerStorage:
         self._waits_since[threading.get_ident()] = time.monotonic()
         with self._flush_lock, ExitStack() as at_end:  # the journal's part may hang as well
             at_end.callback(self._waits_since.pop, threading.get_ident())
-            marks = self._journal.durable_marks  # before any cache is frozen (rule S2)
-            run_log_marks = marks.run_logs or (None,) * len(self._stores)
-            for store, run_log_mark in zip(self._stores, run_log_marks, strict=True):
-                begun = run_log_mark is not None and run_log_mark.file_number > 0
+            for number, store in enumerate(self._stores):
+                # Before its cache is frozen (rule S2), and not before a slow one is flushed: all
+                # that comes meanwhile would be stored behind the marks.
+                unwritten = self._journal.unwritten_of(store.covered.seen_behind)
+                mark, run_log_mark = self._journal.durable_marks.of(number)
                 try:
-                    if marks.journal.file_number:  # 0: there was never room for a journal file
+                    if mark is not None:  # else there was never room for a journal file
                         store.moves()
                         self._flushing = store
-                        store.flush(marks.journal, run_log_mark if begun else None)
+                        store.flush(mark, run_log_mark, unwritten)
                 except (OSError, CorruptionError) as error:
                     errors.append(error)
                     damaged += [(store, error)] if isinstance(error, CorruptionError) else []
@@ -315,37 +300,39 @@ class LedgerStorage:
         metadata have these ledgers no more, and that their ids are never given again. A journal
         that is replayed after a crash may bring parts of one back: then it is deleted once more.
 
-        ``named``: the metadata have these ledgers, elsewhere (rule G9). Then one of which the index
-        lacks the record is flushed first, and stays if that fails: a deletion that fails or a crash
-        in the middle of it would leave it without that, and that may be its fence.
-        ``reused``: the metadata have others of these ids (rule G2). One whose directory cannot be
-        flushed before stays: a replay would bring it to the new one's record. Of both kinds the
-        caller lets nothing in meanwhile, and one that the journal still has to write of stays.
+        ``named``: the metadata have these ledgers, elsewhere (rule G9). A deletion that fails or a
+        crash in the middle of it would leave one without what the index lacks of its record, and
+        that may be its fence. ``reused``: the metadata have others of these ids (rule G2). A replay
+        would bring the one to the other's record. So of both kinds the caller lets nothing in
+        meanwhile. Of one that a start may bring something back of its directory is flushed first,
+        and it stays if that fails, or while the journal still has to write of it.
 
         Raises OSError or CorruptionError of the first that fails; what was deleted, also in other
         directories, stays so, and the call is made again. A ledger that is damaged keeps no other.
         Once the storage stops, it ends behind the step that runs (ECANCELED).
         """
         freed, ids, by_store = 0, list(ledger_ids), dict[int, list[LedgerId]]()
-        # Before the flush: the marks that it reads are behind all that came of the others.
-        waiting = self._journal.unwritten_of(ids) if named or reused else set[LedgerId]()
+        comes_again, stay = named or reused, dict[int, set[LedgerId]]()
+        # Before the marks: those are behind all that came of the others.
+        waiting = self._journal.unwritten_of(ids) if comes_again else set[LedgerId]()
+        marks = self._journal.durable_marks
         text = "ledger {} stays: the journal has not written all that came of it"
         errors: list[_Error] = [OSError(text.format(each)) for each in sorted(waiting)]
         for ledger_id in ids:
             if ledger_id not in waiting:
                 by_store.setdefault(self.number_of(ledger_id), []).append(ledger_id)
         with self._delete_lock:
-            must_flush = reused or (named and self._lacks_one(by_store))
-            unflushed = self._why_not_flushed() if must_flush else None
+            if comes_again:
+                stay = self._cover(by_store, marks)
             for number, asked in by_store.items():
-                store, failure = self._stores[number], self._flush_stats.failures[number]
+                store, staying = self._stores[number], stay.get(number, set())
+                if staying:
+                    failure = self._flush_stats.failures[number]
+                    why = f"a start may bring ledger {min(staying)} back"
+                    errors.append(OSError(failure.message if failure else why))
                 try:
-                    if reused and failure is not None:
-                        raise OSError(failure.message)  # noqa: TRY301 - like one of its deletion
                     with self._flush_lock:
-                        left = store.forget(asked, named=named)
-                    if unflushed is not None and len(left) < len(asked):
-                        errors.append(unflushed)
+                        left = store.forget([x for x in asked if x not in staying], named=named)
                     freed += self._delete_from(store, left, errors)
                 except (OSError, CorruptionError) as error:
                     errors.append(error)  # a full disk must not keep what is on the others
@@ -447,18 +434,27 @@ class LedgerStorage:
             highest = max(highest, *store.dirty_ledgers(), store.index.highest_ledger())
         return max(1, highest + 1)
 
-    def _lacks_one(self, by_store: Mapping[int, Iterable[LedgerId]]) -> bool:
-        """Whether an index lacks the record of one of these as it is now."""
-        found = ((self._stores[number].dirty_ledgers(), ids) for number, ids in by_store.items())
-        return any(not dirty.isdisjoint(ids) for dirty, ids in found)
+    def _cover(
+        self, by_store: Mapping[int, list[LedgerId]], marks: DurableMarks
+    ) -> dict[int, set[LedgerId]]:
+        """Flush until the indexes have all that came of these ledgers, and the stored marks have
+        passed it, as far as ``marks``; by directory, those of which that could not be reached.
 
-    def _why_not_flushed(self) -> OSError | CorruptionError | None:
-        """Flush; why that failed, None if it did not."""
-        try:
-            self.flush()
-        except (OSError, CorruptionError) as error:
-            return error
-        return None
+        Twice at most: behind a flush that failed, the next one stores only what that set apart.
+        """
+        for flushes in range(3):
+            with self._flush_lock:
+                failures = self._flush_stats.failures
+                left = {
+                    number: self._stores[number].uncovered(marks.of(number)).intersection(asked)
+                    for number, asked in by_store.items()
+                }
+            again = (left[each] and not (flushes and failures[each]) for each in left)
+            if flushes == 2 or not any(again):
+                break
+            with suppress(OSError, CorruptionError):  # ``failures`` has it
+                self.flush()
+        return left
 
     def _heal(self, store: DirectoryStore, met: CorruptionError, unhealed: list[_Error]) -> bool:
         """Take damage out of a directory's index; whether any was. ``unhealed`` gets why that was

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final, TypeVar
 
 from spark_ledger.errors import CorruptionError, DataLossError, NotFoundError
@@ -74,16 +75,19 @@ class CommitNodes:
         sealed = await self._sealed(number)
         if sealed is not None:
             return sealed
+        path = self._nodes.commit_path(number)
         async with self._gets:
-            try:
-                return (await self._nodes.store.get(self._nodes.commit_path(number))).value
-            except NotFoundError as error:
-                if number >= (await self._manifests.root()).sealed:
-                    await self._manifests.read_root(latest=True)
-                sealed = await self._sealed(number)
-                if sealed is None:
-                    raise await self._why_missing(number) from error
+            with suppress(NotFoundError):
+                return (await self._nodes.store.get(path)).value
+            if number >= (await self._manifests.root()).sealed:
+                await self._manifests.read_root(latest=True)
+            sealed = await self._sealed(number)
+            if sealed is not None:
                 return sealed
+            try:  # a server that lagged did not know it yet
+                return (await self._nodes.store.get_latest(path)).value
+            except NotFoundError as error:
+                raise await self._why_missing(number) from error
 
     async def _sealed(self, number: int) -> bytes | None:
         async def look(root: ManifestRoot) -> bytes | None:

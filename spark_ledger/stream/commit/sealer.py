@@ -1,9 +1,10 @@
 """Seals commits: moves them from metadata nodes into manifests, after every fiftieth commit.
 
 Whoever made that commit does it in the background: a commit never fails for it, and waits only
-where too much is left undone. One transaction replaces the root and deletes the nodes and ledgers
-that it names no more (rules T11 and T12), so a crash leaves at most a ledger that no root has
-named. It has the purpose ``manifest`` and the id of its stream.
+where too much is left undone. One transaction replaces the root and deletes the nodes that it has
+in leaves (rule T11), so a crash leaves at most a ledger that no root has named. It has the purpose
+``manifest`` and the id of its stream. Ledgers that leaves have left are a keeper's to delete
+(rule T12).
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from spark_ledger.errors import (
+    ConfigurationError,
     ConflictError,
     CorruptionError,
     LedgerError,
+    MetadataRestoredError,
     NoSuchStreamError,
     NotEnoughBookiesError,
     NotFoundError,
@@ -113,6 +116,7 @@ class Sealer:
         self._schemas = schemas
         self._work: asyncio.Task[None] | None = None
         self._wanted = 0
+        self._told = ""
 
     async def after_commit(self, number: int) -> None:
         """Have sealed what is to be sealed now that this commit was made. Never raises."""
@@ -138,13 +142,17 @@ class Sealer:
             try:
                 await self.seal(end)
             except LedgerError as error:
-                logger.debug(
-                    "stream %r: commits up to %d are left to the next that seals: %s",
-                    self._nodes.name,
-                    end - 1,
-                    error,
-                )
+                self._tell(f"commits up to {end - 1} are left to the next that seals", error)
                 return
+
+    def _tell(self, what: str, error: LedgerError) -> None:
+        """Log why something is not done: loudly, once, what does not pass by itself."""
+        lasts = isinstance(error, (CorruptionError, ConfigurationError, NotFoundError))
+        if isinstance(error, NoSuchStreamError) or str(error) == self._told:
+            lasts = False
+        self._told = str(error) if lasts else self._told
+        level = logging.WARNING if lasts else logging.DEBUG
+        logger.log(level, "stream %r: %s: %s", self._nodes.name, what, error)
 
     async def seal(self, end: int) -> None:
         """Seal commits below ``end``, of which all are made, in whole leaves.
@@ -258,33 +266,62 @@ class Sealer:
         """Put a page above the oldest pages of a level that are named by the root alone.
 
         Leaves move along, into the ledger of that page: otherwise each hundred commits would keep
-        a ledger of their own. Pages above leaves stay where they are.
+        a ledger of their own. Pages above leaves stay where they are, and so do all leaves if one
+        of them is lost or damaged: else the root would name each of those behind it, for ever.
         """
         root = before.value
         pages = [page for page in root.pages() if page.level == level][: root.fan_out]
-        leaves: list[bytes] = []
-        if level == 0:
-            for start in range(0, len(pages), _READS_AT_ONCE):
-                some = pages[start : start + _READS_AT_ONCE]
-                leaves += await run_all(self._manifests.leaf_bytes(root, page) for page in some)
+        leaves, damage = await self._leaves(root, pages) if level == 0 else ([], None)
         named: list[PagePointer] = [page.pointer for page in pages]
+        left = sorted(await self._left(root, pages)) if leaves else []
 
         def written(ledger_id: LedgerId) -> list[bytes]:
             if leaves:
                 named[:] = _moved(pages, ledger_id)
-            return [*leaves, encode_index(root.stream_id, level + 1, pages[0].first, named)]
+            above = encode_index(root.stream_id, level + 1, pages[0].first, named, left)
+            return [*leaves, above]
 
         ledger = await self._write(written)
         above = index_pointer(ledger.ledger_id, len(leaves), named)
         after = root.merged(level, above)
-        left: set[LedgerId] = set()
-        if leaves:
-            left = {LedgerId(page.pointer.ledger_id) for page in pages} - after.ledgers()
-        deletes = self._ledgers.naming.deletes(sorted(left))
-        if not await self._replace(before, after, deletes, made=[ledger], holds=pages[0].first):
+        if not await self._replace(before, after, [], made=[ledger], holds=pages[0].first):
             return False
         self._manifests.forget(left)
+        if damage is not None:  # not only a root that was old
+            first, end = pages[0].first, pages[-1].first + root.leaf_commits
+            self._tell(f"manifests of commits {first} to {end - 1} stay where they are", damage)
         return True
+
+    async def _leaves(
+        self, root: ManifestRoot, pages: Sequence[Page]
+    ) -> tuple[list[bytes], LedgerError | None]:
+        """The bytes of leaves that are to move; none if one of them cannot be read, and why."""
+        leaves: list[bytes] = []
+        try:
+            for start in range(0, len(pages), _READS_AT_ONCE):
+                some = pages[start : start + _READS_AT_ONCE]
+                leaves += await run_all(self._manifests.leaf_bytes(root, page) for page in some)
+        except MetadataRestoredError:
+            raise
+        except (NotFoundError, CorruptionError) as error:
+            return [], error
+        return leaves, None
+
+    async def _left(self, root: ManifestRoot, pages: Sequence[Page]) -> set[LedgerId]:
+        """The ledgers in which no page is any more once these leaves have moved."""
+        left = {LedgerId(page.pointer.ledger_id) for page in pages}
+        left -= {LedgerId(p.pointer.ledger_id) for p in root.pages() if p not in pages}
+        first, ledger_id = pages[0].first, LedgerId(pages[0].pointer.ledger_id)
+        if pages[0].pointer.entry_id and first > root.dropped:
+            # The leaf before it was sealed with it, and has moved; or it stayed where it is.
+            try:
+                page = (await self._manifests.path(root, first - 1))[-1]
+            except MetadataRestoredError:
+                raise
+            except (NotFoundError, CorruptionError):
+                return left - {ledger_id}
+            left.discard(LedgerId(page.pointer.ledger_id))
+        return left
 
     # -- ledgers and the root ----------------------------------------------------------------------
 
@@ -342,6 +379,20 @@ class Sealer:
         them. If the transaction has not named them they are deleted, and it takes no effect any
         more (rule T12).
         """
+        try:
+            return await self._send(before, after, deletes, made, holds)
+        except LedgerError:
+            await self._drop(made)
+            raise
+
+    async def _send(
+        self,
+        before: _Before,
+        after: ManifestRoot,
+        deletes: Sequence[Operation],
+        made: Sequence[OpenLedger],
+        holds: int,
+    ) -> bool:
         nodes = self._nodes
         operations = [
             Check(nodes.identity_path(after.stream_id), 0),
@@ -374,11 +425,7 @@ class Sealer:
 
     async def _find(self, before: _Before, made: Sequence[OpenLedger], holds: int) -> bool | None:
         """Whether a transaction whose reply was lost was applied; None while it may still be."""
-        try:
-            await self._manifests.read_root(latest=True)
-        except NoSuchStreamError:
-            await self._drop(made)
-            raise
+        await self._manifests.read_root(latest=True)
         newest = self._manifests.versioned
         if newest is None or newest.version == before.version:
             return None

@@ -3,7 +3,8 @@
 A page is one entry of a ledger (rule T6):
 
     4 bytes   CRC-32 of all that follows, big-endian
-    a line    JSON: format version, stream id, level, number of the first commit, count, body size
+    a line    JSON: format version, stream id, level, number of the first commit, count, body size,
+              and above leaves the ledgers that these have left
     the rest  compressed with Zstandard; level 0: commit nodes as they were, joined by newlines
               (JSON holds none); above: a JSON list of pointers to the pages below
 
@@ -24,6 +25,7 @@ from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import MIB
 from spark_ledger.limits.entries import ENTRY_PAYLOAD_BYTES_MAX
 from spark_ledger.stream.manifest.tree import ManifestRoot, PagePointer
+from spark_ledger.types import LedgerId
 
 FORMAT_VERSION: Final = 1
 ROOT_TRIMMED_VERSION: Final = 2
@@ -45,6 +47,8 @@ class _Header(
     first: int
     count: int
     bytes: int
+    former: tuple[int, ...] = ()
+    """Of a page above leaves: the ledgers in which these were before they moved into its own."""
 
 
 class _RootNode(
@@ -57,6 +61,7 @@ class _RootNode(
     levels: tuple[tuple[PagePointer, ...], ...]
     first: int = 0
     dropped: int = 0
+    freed: int = 0
 
 
 # -- pages -----------------------------------------------------------------------------------------
@@ -68,13 +73,27 @@ def encode_leaf(stream_id: str, first: int, nodes: Sequence[bytes]) -> bytes:
     return _encode(stream_id, 0, first, len(nodes), b"\n".join(nodes))
 
 
-def encode_index(stream_id: str, level: int, first: int, pointers: Sequence[PagePointer]) -> bytes:
+def encode_index(
+    stream_id: str,
+    level: int,
+    first: int,
+    pointers: Sequence[PagePointer],
+    former: Sequence[LedgerId] = (),
+) -> bytes:
     """The page of a level above 0 that names pages, the first of which begins with a commit."""
     assert level > 0, "leaves hold commits"
-    return _encode(stream_id, level, first, len(pointers), msgspec.json.encode(pointers))
+    body = msgspec.json.encode(pointers)
+    return _encode(stream_id, level, first, len(pointers), body, tuple(former))
 
 
-def _encode(stream_id: str, level: int, first: int, count: int, body: bytes) -> bytes:
+def _encode(
+    stream_id: str,
+    level: int,
+    first: int,
+    count: int,
+    body: bytes,
+    former: tuple[LedgerId, ...] = (),
+) -> bytes:
     assert count > 0 and first >= 0, (first, count)
     header = _Header(
         v=FORMAT_VERSION,
@@ -83,6 +102,7 @@ def _encode(stream_id: str, level: int, first: int, count: int, body: bytes) -> 
         first=first,
         count=count,
         bytes=len(body),
+        former=former,
     )
     compressed: bytes = pa.compress(body, codec=_CODEC, asbytes=True)
     data = msgspec.json.encode(header) + b"\n" + compressed
@@ -122,6 +142,15 @@ def decode_index(
     if len(pointers) != header.count or not _are_in_order(pointers):
         raise CorruptionError(f"{where}: {len(pointers)} pages, not {header.count} in order")
     return pointers
+
+
+def former_ledgers(data: bytes, stream_id: str, first: int, where: str) -> tuple[LedgerId, ...]:
+    """The ledgers in which the leaves below a page of level 1 were before they moved into its own.
+    Raises CorruptionError as ``decode_leaf``."""
+    found = _header(data, stream_id, 1, first, where)[0].former
+    if min(found, default=0) < 0:
+        raise CorruptionError(f"{where}: former ledgers {found}")
+    return tuple(LedgerId(each) for each in found)
 
 
 def _header(
@@ -175,6 +204,7 @@ def encode_root(root: ManifestRoot) -> bytes:
             levels=root.levels,
             first=root.first,
             dropped=root.dropped,
+            freed=root.freed,
         )
     )
 
@@ -191,7 +221,8 @@ def decode_root(data: bytes, path: str) -> ManifestRoot:
             f"{ROOT_TRIMMED_VERSION}; use a newer one"
         )
     root = ManifestRoot(
-        node.stream_id, node.levels, node.leaf, node.fan_out, node.first, node.dropped
+        *(node.stream_id, node.levels, node.leaf, node.fan_out),
+        *(node.first, node.dropped, node.freed),
     )
     if not 0 <= root.first <= root.dropped or (root.dropped > 0) != (node.v > FORMAT_VERSION):
         raise CorruptionError(
@@ -200,6 +231,10 @@ def decode_root(data: bytes, path: str) -> ManifestRoot:
         )
     if root.leaf_commits < 1 or root.fan_out < 2 or len(root.levels) > _LEVELS_MAX:
         raise CorruptionError(f"metadata node {path}: a tree of impossible sizes")
+    if not 0 <= root.freed <= root.sealed:
+        raise CorruptionError(
+            f"metadata node {path}: {root.freed} of {root.sealed} sealed commits are merged"
+        )
     if not _are_in_order([page.pointer for page in root.pages()]):
         raise CorruptionError(f"metadata node {path}: its pages are not in order")
     return root

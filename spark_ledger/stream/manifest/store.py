@@ -25,7 +25,13 @@ from spark_ledger.limits import KIB
 from spark_ledger.limits.stream import PAGES_KEPT_BYTES_MAX
 from spark_ledger.stream.concurrency import run_all
 from spark_ledger.stream.ledgers import Ledgers
-from spark_ledger.stream.manifest.format import decode_index, decode_leaf, decode_root, leaf_count
+from spark_ledger.stream.manifest.format import (
+    decode_index,
+    decode_leaf,
+    decode_root,
+    former_ledgers,
+    leaf_count,
+)
 from spark_ledger.stream.manifest.tree import ManifestRoot, Page, PagePointer, empty_root
 from spark_ledger.stream.nodes import StreamNodes
 from spark_ledger.stream.one_connection import OneConnection
@@ -194,6 +200,14 @@ class ManifestStore:
                 if len(self._pointers) > _POINTERS_KEPT_MAX:
                     self._pointers.popitem(last=False)
         return known
+
+    async def former(self, root: ManifestRoot, page: Page) -> tuple[LedgerId, ...]:
+        """The ledgers that the leaves below a page have left for its own, and that may be there
+        still (rule T12)."""
+        if page.level != 1 or page.first < root.freed:
+            return ()
+        where, data = await self._read(page.pointer)
+        return former_ledgers(data, self.stream_id, page.first, where)
 
     async def leaf_bytes(self, root: ManifestRoot, page: Page) -> bytes:
         """A leaf as it is stored, to be copied: looked at no further than that it is that leaf, and

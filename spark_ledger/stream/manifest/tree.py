@@ -74,7 +74,8 @@ class ManifestRoot(NamedTuple):
     The sizes are kept with the tree, so programs that use other sizes for new streams read it.
     Commits below ``dropped`` were truncated, and nothing that they name is left (rule T18); the
     first page begins with commit ``first``. Of a page that begins below ``dropped`` and ends above
-    it the pages behind ``dropped`` are there, and it itself.
+    it the pages behind ``dropped`` are there, and it itself. Of the leaves of commits below
+    ``freed`` that were merged nothing is left in their former ledgers (rule T12).
     """
 
     stream_id: str
@@ -83,6 +84,7 @@ class ManifestRoot(NamedTuple):
     fan_out: int
     first: int = 0
     dropped: int = 0
+    freed: int = 0
 
     def span(self, level: int) -> int:
         """How many commits a page of a level holds."""
@@ -93,6 +95,11 @@ class ManifestRoot(NamedTuple):
         """One above the last sealed commit: this one and later ones have metadata nodes."""
         spans = (len(pages) * self.span(level) for level, pages in enumerate(self.levels))
         return self.first + sum(spans)
+
+    @property
+    def merged_upto(self) -> int:
+        """The leaves of commits below it are named by pages above them."""
+        return self.sealed - self.leaf_commits * len(self.levels[0] if self.levels else ())
 
     def pages(self) -> list[Page]:
         """All pages that it names, in order of the commits."""

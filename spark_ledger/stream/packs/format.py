@@ -33,6 +33,8 @@ class _PackItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 class _PacksNode(Node, frozen=True, kw_only=True):
     packs: tuple[_PackItem, ...]
+    made: int = 0
+    waiting: tuple[tuple[int, int], ...] = ()
 
 
 class _Index(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,7 +48,8 @@ class _Index(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def encode_packs(packs: Packs) -> bytes:
     """The ``packs`` node."""
-    return msgspec.json.encode(_PacksNode(packs=tuple(_PackItem(*pack) for pack in packs.packs)))
+    items = tuple(_PackItem(*pack) for pack in packs.packs)
+    return msgspec.json.encode(_PacksNode(packs=items, made=packs.made, waiting=packs.waiting))
 
 
 def decode_packs(data: bytes, path: str) -> Packs:
@@ -67,9 +70,13 @@ def decode_packs(data: bytes, path: str) -> Packs:
         for item in node.packs
     )
     reason = check_order(packs)
+    waiting = tuple((LedgerId(ledger_id), number) for ledger_id, number in node.waiting)
+    left = {pack.ledger_id for pack in packs if not pack.is_freed}
+    if any(ledger not in left or not 0 < number <= node.made for ledger, number in waiting):
+        reason = reason or f"of {node.made} packs these wait to be freed: {waiting}"
     if reason is not None:
         raise CorruptionError(f"metadata node {path}: {reason}")
-    return Packs(packs)
+    return Packs(packs, node.made, waiting)
 
 
 def encode_index(index: PackIndex, stream_id: str, first_segment: int) -> bytes:

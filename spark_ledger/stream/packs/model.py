@@ -8,7 +8,7 @@ where the same rows are as well (rule T23).
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Final, NamedTuple
@@ -47,6 +47,10 @@ class Packs:
     """The packs of a stream, in order of their commits. No two hold the same commit."""
 
     packs: tuple[Pack, ...] = ()
+    made: int = 0
+    """How many packs the stream was ever given."""
+    waiting: tuple[tuple[LedgerId, int], ...] = ()
+    """The ledgers of those that are not freed, each with how many there were with it."""
 
     def of_segment(self, segment: int) -> Pack | None:
         """The pack that holds a segment's rows, or None."""
@@ -70,16 +74,28 @@ class Packs:
     def with_pack(self, pack: Pack) -> Packs:
         """These packs and one more, of commits that none of them holds."""
         assert not self.overlaps(pack.first, pack.end), "a commit is in one pack (rule T24)"
-        return Packs(tuple(sorted((*self.packs, pack))))
+        made = self.made + 1
+        waiting = (*self.waiting, (pack.ledger_id, made))
+        return Packs(tuple(sorted((*self.packs, pack))), made, waiting)
+
+    def of_first(self, made: int) -> Packs:
+        """Those of the packs that were among the first so many, and those that are freed."""
+        later = {ledger_id for ledger_id, number in self.waiting if number > made}
+        return Packs(tuple(pack for pack in self.packs if pack.ledger_id not in later))
 
     def freed(self, pack: Pack) -> Packs:
         """The same packs; of one of them no former ledger is left."""
-        return Packs(tuple(p._replace(is_freed=True) if p == pack else p for p in self.packs))
+        packs = tuple(p._replace(is_freed=True) if p == pack else p for p in self.packs)
+        return Packs(packs, self.made, self._waiting_but({pack.ledger_id}))
 
     def without(self, gone: Iterable[Pack]) -> Packs:
         """The packs but some."""
         left = {pack.ledger_id for pack in gone}
-        return Packs(tuple(pack for pack in self.packs if pack.ledger_id not in left))
+        packs = tuple(pack for pack in self.packs if pack.ledger_id not in left)
+        return Packs(packs, self.made, self._waiting_but(left))
+
+    def _waiting_but(self, gone: Collection[LedgerId]) -> tuple[tuple[LedgerId, int], ...]:
+        return tuple(each for each in self.waiting if each[0] not in gone)
 
     def sections(
         self, parts: Iterable[SegmentRange]

@@ -29,10 +29,11 @@ from spark_ledger.stream.packs.format import encode_packs
 from spark_ledger.stream.packs.model import NO_PACKS, Packs
 from spark_ledger.stream.packs.store import PackStore
 from spark_ledger.stream.positions import Position, parse_position
+from spark_ledger.stream.retention.deletions import Deletions
 from spark_ledger.stream.retention.format import encode_holds
 from spark_ledger.stream.retention.held import read_holds
-from spark_ledger.stream.retention.names import LedgerCounts, count_ledgers
-from spark_ledger.stream.retention.reclaim import Deletions, LiveNames, Reclaimer
+from spark_ledger.stream.retention.names import LedgerCounts, Replaced, count_ledgers
+from spark_ledger.stream.retention.reclaim import LiveNames, Reclaimer
 from spark_ledger.stream.retention.rules import Hold, first_held, truncated
 from spark_ledger.stream.retention.search import first_kept, first_not_before
 from spark_ledger.stream.retention.tries import Tries
@@ -126,8 +127,17 @@ class StreamRetention:
             after = replace(before, has_manifests=True, has_retention=True, has_packs=True)
             await self._replace_config(after)
 
-    def reclaimer(self, deletions: Deletions, names: LiveNames) -> Reclaimer:
-        """Who gives back the space of what was dropped. For the keeper."""
+    async def replaced(self) -> Replaced:
+        """What has taken the place of other ledgers, which may be there still. For the keeper."""
+        root = await self._log.manifests.read_root()
+        merged = root.merged_upto if any(root.levels[1:]) else 0
+        return Replaced(merged, (await self.packs()).made)
+
+    def reclaimer(
+        self, deletions: Deletions, names: LiveNames, packs_upto: int | None = None
+    ) -> Reclaimer:
+        """Who gives back the space of what was dropped, and of what the first ``packs_upto`` packs
+        have replaced; None: all packs. For the keeper."""
 
         async def listing(ledger_ids: Sequence[LedgerId]) -> Versioned[StreamConfig]:
             before = await self._schemas.refresh()
@@ -142,7 +152,8 @@ class StreamRetention:
                 )
             return Versioned(after, version + 1)
 
-        return Reclaimer(self._nodes, self._log, listing, deletions, names, self._packs)
+        packs = self._packs
+        return Reclaimer(self._nodes, self._log, listing, deletions, names, packs, packs_upto)
 
     async def _replace_config(self, after: StreamConfig, *checks: Operation) -> bool:
         """Replace the configuration that was just read, and make the nodes that a newer format

@@ -94,7 +94,8 @@ async def names_of(
 ) -> AsyncGenerator[Names, None]:
     """The ledgers that commits ``first`` .. ``head.next_commit - 1`` name, a thousand commits at a
     time, and then those of all pages of manifests and the packs, no older than that. Those that
-    packed commits named before are among them, also when they are gone (rule T25).
+    packed commits named before are among them, also when they are gone (rule T25), and those in
+    which pages were before, as long as a keeper lets them stay (rule T12).
 
     What a commit names never changes, so one may go on behind a part, also much later. Pages and
     packs do change: they are read at the end of each call.
@@ -106,9 +107,19 @@ async def names_of(
     for numbers in _parts(root, max(first, root.dropped), head.next_commit, head.earliest_commit):
         yield Names(numbers.stop, await _named_by(nodes, log, numbers))
     await log.manifests.read_root(latest=True)
-    yield Names(head.next_commit, await _pages(nodes, log))
+    pages, former = await _pages(nodes, log)
+    yield Names(head.next_commit, pages | former)
     packs = (await read_packs(nodes)).value.packs
     yield Names(head.next_commit, {pack.ledger_id for pack in packs})
+
+
+class Replaced(NamedTuple):
+    """What has taken the place of other ledgers."""
+
+    merged: int
+    """Leaves of commits below it have moved."""
+    packs: int
+    """So many were made."""
 
 
 class LedgerCounts(NamedTuple):
@@ -119,7 +130,7 @@ class LedgerCounts(NamedTuple):
     held: int
     """Of these, such as are there only because a hold keeps rows that the limits would drop."""
     reclaimable: int
-    """Of dropped and of packed commits only, and not deleted yet."""
+    """Of dropped and of packed commits only, or of pages that have moved, and not deleted yet."""
 
 
 async def count_ledgers(
@@ -144,7 +155,9 @@ async def count_ledgers(
         if not pack.is_freed:
             for part in _parts(root, max(pack.first, root.dropped), pack.end, begin):
                 dropped |= await _named_by(nodes, log, part)
-    kept |= await _pages(nodes, log)
+    pages, former = await _pages(nodes, log)
+    kept |= pages
+    dropped |= former
     return LedgerCounts(
         live=len(held | kept), held=len(held - kept), reclaimable=len(dropped - held - kept)
     )
@@ -178,11 +191,13 @@ async def _named_by(nodes: StreamNodes, log: CommitLog, numbers: Sequence[int]) 
     return found | {each.segment_list for each in named if each.segment_list is not None}
 
 
-async def _pages(nodes: StreamNodes, log: CommitLog) -> set[LedgerId]:
+async def _pages(nodes: StreamNodes, log: CommitLog) -> tuple[set[LedgerId], set[LedgerId]]:
+    """The ledgers of pages, and those in which pages were before."""
     earliest = (await nodes.head()).value.earliest_commit
 
-    async def look(root: ManifestRoot) -> set[LedgerId]:
+    async def look(root: ManifestRoot) -> tuple[set[LedgerId], set[LedgerId]]:
         found: set[LedgerId] = set()
+        former: set[LedgerId] = set()
         pages = root.pages()
         while pages:
             page = pages.pop()
@@ -192,8 +207,10 @@ async def _pages(nodes: StreamNodes, log: CommitLog) -> set[LedgerId]:
             if page.first + root.span(page.level) <= earliest:
                 with suppress(NotFoundError):  # a keeper is about to delete it
                     pages += root.children(page, await log.manifests.children(root, page))
+                    former.update(await log.manifests.former(root, page))
             else:
                 pages += root.children(page, await log.manifests.children(root, page))
-        return found
+                former.update(await log.manifests.former(root, page))
+        return found, former
 
     return await log.manifests.search(look)

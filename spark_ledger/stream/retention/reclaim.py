@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from spark_ledger.errors import (
     ConfigurationError,
@@ -19,7 +19,13 @@ from spark_ledger.errors import (
     MetadataRestoredError,
     NotFoundError,
 )
-from spark_ledger.limits.stream import DROPPED_PER_STEP, DROPPING_LEDGERS_MAX, LIVE_NAMES_MAX
+from spark_ledger.limits.metadata import METADATA_ATTEMPTS
+from spark_ledger.limits.stream import (
+    DROPPED_PER_STEP,
+    DROPPING_LEDGERS_MAX,
+    LIVE_NAMES_MAX,
+    MERGED_LEDGERS_PER_SWEEP,
+)
 from spark_ledger.metadata.base import Check, Operation, Put
 from spark_ledger.stream.commit.commit_log import CommitLog, NamedLedgers
 from spark_ledger.stream.ledgers import TAG_STREAM_ID
@@ -30,30 +36,18 @@ from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, StreamNodes
 from spark_ledger.stream.packs.format import encode_packs
 from spark_ledger.stream.packs.model import Packs
 from spark_ledger.stream.packs.store import PackStore
+from spark_ledger.stream.retention.deletions import Deletions
 from spark_ledger.stream.retention.names import ReadNames, names_of, read_names
 from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
 
 logger = logging.getLogger(__name__)
 
+_FORMER: Final = -1
+"""Below the level of leaves: the ledgers that these have left."""
+
 Listing = Callable[[Sequence[LedgerId]], Awaitable[Versioned[StreamConfig]]]
 """Puts ledgers on the list of the configuration, in place of those there; the version with them.
 Raises ConflictError if the configuration changed meanwhile."""
-
-
-class Deletions(Protocol):
-    """How ledgers are deleted: by whom, how fast, and in which order with other keepers."""
-
-    def guard(self) -> Operation:
-        """The part of each transaction that fails once somebody else does this work."""
-
-    async def read(self, ledger_id: LedgerId) -> Versioned[LedgerMetadata] | None:
-        """The metadata of a ledger, or None if it was deleted: not because a server lags."""
-
-    async def delete(self, ledger: Versioned[LedgerMetadata], checks: Sequence[Operation]) -> bool:
-        """Delete a ledger as it was read, if the checks hold; whether that was done."""
-
-    async def recover(self, ledger_id: LedgerId) -> None:
-        """Close an open ledger of a version of before, which named no owner; an error is logged."""
 
 
 class LiveNames:
@@ -133,13 +127,16 @@ class Reclaimer:
         deletions: Deletions,
         names: LiveNames,
         packs: PackStore,
+        packs_upto: int | None = None,
     ) -> None:
+        """``packs_upto``: what the first so many packs have replaced may go; None: of all."""
         self._nodes = nodes
         self._log = log
         self._listing = listing
         self._deletions = deletions
         self._names = names
         self._store = packs
+        self._packs_upto = packs_upto
         self._packs = Packs()
         self._deleted = 0
         self._behind: int | None = None
@@ -161,7 +158,8 @@ class Reclaimer:
         first = 0 if before is None else before.value.dropped
         if first or upto:  # programs that do not know it are out, and no list of before is left
             config = await self._listing(())
-            self._packs = (await self._store.read()).value if config.value.has_packs else Packs()
+            packs = (await self._store.read()).value if config.value.has_packs else Packs()
+            self._packs = self._long_made(packs)
         if before is None:  # of the former format: now it has a root
             return Reclaimed(0, 0, is_done=upto == 0)
         if self._behind is not None:
@@ -248,16 +246,66 @@ class Reclaimer:
             gone = [pack for pack in gone if pack.ledger_id not in left]
         if gone:
             packs = await self._write_packs(packs, packs.value.without(gone))
-        for pack in packs.value.packs:
+        for pack in self._long_made(packs.value).packs:
             if pack.is_freed:
                 continue
-            self._packs = packs.value
+            self._packs = self._long_made(packs.value)
             head = (await self._nodes.head(latest=True)).value
             named, unread = await self._named(max(pack.first, dropped), pack.end)
             live = range(dropped, head.next_commit)
             left = await self._delete_rows(named, live, LiveNames(), head)
             if not left and not unread:
                 packs = await self._write_packs(packs, packs.value.freed(pack))
+        return self._deleted
+
+    def _long_made(self, packs: Packs) -> Packs:
+        """Those packs whose commits need their former ledgers no more, also if ZooKeeper is
+        restored (rule T25)."""
+        return packs if self._packs_upto is None else packs.of_first(self._packs_upto)
+
+    async def free_merged(self, upto: int) -> int:
+        """Delete the ledgers that leaves of commits below ``upto`` have left (rule T12), or some of
+        them; how many ledgers.
+
+        Raises as ``step``.
+        """
+        self._deleted = 0
+        manifests = self._log.manifests
+        root = await manifests.read_root(latest=True)
+        freed = root.freed
+        if freed >= upto:
+            return 0
+        pages = [page for page in root.pages() if page.level]
+        while pages and pages[0].first < upto and self._deleted < MERGED_LEDGERS_PER_SWEEP:
+            page = pages.pop(0)
+            end = page.first + root.span(page.level)
+            if end <= freed:
+                continue
+            try:
+                if page.level > 1:
+                    below = await manifests.children(root, page)
+                    pages = [*root.children(page, below), *pages]
+                    continue
+                former = await manifests.former(root, page)
+            except MetadataRestoredError:
+                raise
+            except (NotFoundError, CorruptionError, ConfigurationError) as error:
+                self._tell(f"ledgers that commits {page.first} to {end - 1} had stay", error)
+            else:
+                await self._delete_all(former)
+            freed = end
+        if not pages or pages[0].first >= upto:
+            freed = max(freed, upto)
+        for attempt in range(METADATA_ATTEMPTS):
+            root = await manifests.read_root(latest=True)
+            before = manifests.versioned
+            assert before is not None, "it had pages"
+            try:
+                await self._write_root(before, root._replace(freed=max(freed, root.freed)))
+                break
+            except ConflictError:  # writers of a busy stream replace the root each second
+                if attempt == METADATA_ATTEMPTS - 1:
+                    raise
         return self._deleted
 
     async def _write_packs(self, before: Versioned[Packs], after: Packs) -> Versioned[Packs]:
@@ -396,7 +444,8 @@ class Reclaimer:
         return left
 
     async def _pages_below(self, root: ManifestRoot, dropped: int) -> list[set[LedgerId]]:
-        """The ledgers of pages that lie wholly below a commit, by level: those of leaves first.
+        """The ledgers of pages that lie wholly below a commit, by level: those of leaves first, but
+        for what these were in before.
 
         A leaf shares its ledger with others, and with the page that names it.
         """
@@ -414,6 +463,9 @@ class Reclaimer:
             if page.level and page.first < dropped and behind > root.dropped:
                 try:
                     pages += root.children(page, await self._log.manifests.children(root, page))
+                    if after.is_dropped(page):
+                        former = await self._log.manifests.former(root, page)
+                        gone.setdefault(_FORMER, set()).update(former)
                 except (DataLossError, NotFoundError):
                     continue
                 except (CorruptionError, ConfigurationError) as error:

@@ -42,7 +42,7 @@ def fill(machine: Machine) -> int:
         if storage.is_full(LedgerId(LEDGER)):
             return entry_id
         if store.cache.active_bytes >= 4 * ENTRY_BYTES and not store.cache.is_frozen:
-            store._freeze(machine.bookie._journal.durable_mark)
+            store._freeze(machine.bookie._journal.durable_mark, None)
         assert machine.add(LEDGER, [entry_id], size=ENTRY_BYTES) is BookieStatus.OK
     raise AssertionError("the cache never fills")
 

@@ -232,7 +232,7 @@ def test_bookie_that_is_told_not_to_starts_no_keeper() -> None:
 def test_every_setting_reaches_the_command() -> None:
     said = (
         "owner_grace_s = 1.5\ndropped_grace_s = 2.5\ninterval_s = 3.5\nsink_records_s = 2592000.0\n"
-        "audit_s = 4.5\noptimize_s = 5.5\noptimize_bytes_per_s = 8192\n"
+        "replaced_grace_s = 8.5\naudit_s = 4.5\noptimize_s = 5.5\noptimize_bytes_per_s = 8192\n"
     )
     said += "[autorecovery]\nbytes_per_s = 4096\nsource_bytes_per_s = 2048\n"
     said += "lost_bookie_delay_s = 6.5\nopen_ledger_grace_s = 7.5\n"
@@ -242,6 +242,7 @@ def test_every_setting_reaches_the_command() -> None:
     assert found["unless_elected"] and found["until_input_ends"]
     assert (found["owner_grace"], found["unnamed_grace"]) == (1.5, 77.0)
     assert (found["dropped_grace"], found["interval"]) == (2.5, 3.5)
+    assert found["replaced_grace"] == 8.5
     assert (found["audit_interval"], found["optimize_interval"]) == (4.5, 5.5)
     assert found["optimize_rate"] == 8192
     assert (found["repair_rate"], found["repair_source_rate"]) == (4096, 2048)

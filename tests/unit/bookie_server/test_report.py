@@ -22,8 +22,8 @@ from bookie_server.storage.disks import DiskStates
 from bookie_server.storage.journal.waiting import JournalStats
 from bookie_server.storage.ledgers.compaction import CompactionStats
 from bookie_server.storage.ledgers.directory_scrub import ScrubCounts
-from bookie_server.storage.ledgers.ledger_storage import LedgerStorageStats
 from bookie_server.storage.ledgers.scrub import ScrubStats
+from bookie_server.storage.ledgers.storage_stats import LedgerStorageStats
 from bookie_server.storage.stats import StorageStats
 from spark_ledger.types import BookieState
 from tests.unit.bookie_server.service.test_exposition import storage_stats

@@ -39,6 +39,7 @@ _KEEPER: Final = KeeperConfig(
     owner_grace_s=0.0,
     unnamed_grace_s=0.0,
     dropped_grace_s=0.0,
+    replaced_grace_s=0.0,
     dropped_least_s=0.0,
     recoveries_per_s=1e6,
     deletes_per_s=1e6,

@@ -146,11 +146,12 @@ def test_lost_ledger_stays_as_it_is_if_its_directory_cannot_be_flushed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     machine = with_the_lost_ledger(formatted())
+    assert machine.add(L, [3], key=OLD) is OK
     with monkeypatch.context() as patch:
         patch.setattr(machine.bookie._storage.store_of(L), "flush", full)
         report = collected(machine)
     assert "No space" in report.aborted and report.deleted == 0
-    assert machine.held(L) == expected(L, range(3))
+    assert machine.held(L) == expected(L, range(4))
     assert machine.add(L, [0], key=NEW) is BookieStatus.UNAUTHORIZED, "and not busy for ever"
     assert collected(machine).deleted == 1
 

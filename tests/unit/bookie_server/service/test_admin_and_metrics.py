@@ -19,8 +19,8 @@ from bookie_server.storage.disks import DiskStates
 from bookie_server.storage.journal.waiting import JournalStats
 from bookie_server.storage.ledgers.compaction import CompactionStats, DirectoryUse
 from bookie_server.storage.ledgers.directory_scrub import ScrubCounts
-from bookie_server.storage.ledgers.ledger_storage import LedgerStorageStats
 from bookie_server.storage.ledgers.scrub import ScrubStats
+from bookie_server.storage.ledgers.storage_stats import LedgerStorageStats
 from bookie_server.storage.stats import StorageStats
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.types import BookieStatus

@@ -212,12 +212,14 @@ def test_keeper_runs_as_its_options_say(run: Run, monkeypatch: pytest.MonkeyPatc
     names = ("owner-grace", "unnamed-grace", "dropped-grace", "interval")
     given = [word for n, name in enumerate(names, 1) for word in (f"--{name}", str(n))]
     given += ["--sink-records", "5d", "--audit-interval", "6", "--optimize-interval", "7"]
+    given += ["--replaced-grace", "9"]
     run("keeper", "run", *given, "--optimize-rate", "8k", *REPAIR, *RATES, *URI)
     run("keeper", "run", "--no-autorecovery", "--unless-elected", "--until-input-ends", *URI)
     config = KeeperConfig(
         owner_grace_s=1.0,
         unnamed_grace_s=2.0,
         dropped_grace_s=3.0,
+        replaced_grace_s=9.0,
         pass_s=4.0,
         sink_records_s=5 * 86_400.0,
         audit_s=6.0,

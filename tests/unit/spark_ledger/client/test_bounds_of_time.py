@@ -62,6 +62,20 @@ def asked(answers: dict[str, tuple[float, int]]) -> Any:
     )
 
 
+def asked_of_fenced(way_s: float, fenced: tuple[str, ...] = ("b0", "b1", "b2")) -> Any:
+    """A client whose bookies have nothing new: those that are fenced say so at once, and the others
+    when they have waited; answers are so long on their way."""
+    context = asked({})
+
+    async def ask(bookie_id: str, *_args: Any, **options: Any) -> LastConfirmed:
+        is_fenced = bookie_id in fenced
+        await asyncio.sleep(way_s + (0.0 if is_fenced else options["wait_s"]))
+        return LastConfirmed(BookieStatus.OK, EntryId(4), EntryId(4), fenced=is_fenced)
+
+    context.transport.read_last_confirmed = ask
+    return context
+
+
 def ledger(quorums: tuple[int, int, int]) -> LedgerMetadata:
     bookies = tuple(BookieId(f"b{i}") for i in range(quorums[0]))
     return LedgerMetadata(LedgerId(1), Quorums(*quorums), (Fragment(EntryId(0), bookies),))
@@ -150,6 +164,34 @@ def test_fenced_bookies_are_asked_more_and_more_seldom(
         assert await poll() == pytest.approx(after_s), "news are told at once"
         answer = fenced
         assert await poll() == pytest.approx(TAIL_PAUSE_S), "it begins anew"
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize(("way_s", "asked"), [(0.06, 35), (0.3, 35), (3.0, 20)])
+def test_fenced_bookies_that_are_far_away_are_asked_seldom_too(way_s: float, asked: int) -> None:
+    """An answer that takes 60 ms is none that was held: each of them was asked 16 times a second
+    by a process in another region, and by one that was busy."""
+    context, memory, rounds = asked_of_fenced(way_s), PollMemory(), 0
+
+    async def main() -> None:
+        nonlocal rounds
+        while asyncio.get_running_loop().time() < 60.0:
+            await wait_for_newer(context, BUSY, b"", DIGEST, EntryId(4), 30.0, memory)
+            rounds += 1
+
+    run_in_virtual_time(main())
+    assert rounds <= asked
+
+
+def test_bookie_that_alone_calls_itself_fenced_makes_no_tail_wait() -> None:
+    """The others hold their answers: a round has had its pause, and the next one begins at once."""
+    context, memory = asked_of_fenced(0.0, fenced=("b0",)), PollMemory()
+
+    async def main() -> None:
+        for _round in range(4):
+            await wait_for_newer(context, BUSY, b"", DIGEST, EntryId(4), 30.0, memory)
+        assert asyncio.get_running_loop().time() == pytest.approx(4 * 30.0, abs=0.01)
 
     run_in_virtual_time(main())
 

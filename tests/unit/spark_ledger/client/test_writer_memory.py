@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from spark_ledger.client.blocking_writer import BlockingWriter
+from spark_ledger.client.portal import BlockingPortal
 from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.errors import (
     FencedError,
@@ -91,6 +96,33 @@ def test_producer_of_empty_entries_that_never_waits_is_refused(
             bookie.hold = False
             bookie.release()
         await asyncio.gather(first, *appended)
+        await writer.close()
+
+    run(test)
+
+
+def test_threads_that_wait_for_room_are_never_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are woken together have a batch each: what some of them left was refused, behind
+    what the others had left, though each had waited."""
+    monkeypatch.setattr("spark_ledger.client.writer.APPEND_BATCH_ENTRIES_MAX", 10)
+
+    async def test(world: World) -> None:
+        writer = await (await world.client()).create_ledger()
+        portal = SimpleNamespace(is_running=True, loop=asyncio.get_running_loop())
+        blocking = BlockingWriter(cast(BlockingPortal, portal), writer)
+        for bookie in world.bookies.values():
+            bookie.hold = True
+        first = writer.append_nowait(b"")
+        appended: list[Future[range]] = []
+        for _ in range(2):
+            appended += [blocking.append_many_async([b""] * 10) for _thread in range(5)]
+            blocking._deliver()  # as for the next one that has come to wait
+        for bookie in world.bookies.values():
+            bookie.hold = False
+            bookie.release()
+        await first
+        ranges = [await asyncio.wrap_future(future) for future in appended]
+        assert ranges == [range(i, i + 10) for i in range(1, 101, 10)]
         await writer.close()
 
     run(test)

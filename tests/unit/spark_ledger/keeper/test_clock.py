@@ -7,6 +7,7 @@ import pytest
 from spark_ledger.errors import ConflictError
 from spark_ledger.keeper import streams
 from spark_ledger.keeper.clock import SteadyClock
+from spark_ledger.keeper.config import KeeperConfig
 from spark_ledger.keeper.nodes import read_clock, write_clock
 from spark_ledger.keeper.streams import StreamKeeper
 from spark_ledger.metadata.base import Check, MetadataStore
@@ -76,11 +77,9 @@ def test_keeper_that_another_one_overtook_goes_on_from_what_that_has_written() -
         cared = StreamKeeper(
             client,
             lambda: Check("", -1),
+            KeeperConfig(dropped_grace_s=0.0, deletes_per_s=1.0),
             clock=clock,
             worked_s=clock,
-            grace_s=0.0,
-            least_s=0.0,
-            deletes_per_s=1.0,
             wall_ms=lambda: YEAR_MS,
         )
         await write_clock(client.store, 1000, None)

@@ -15,7 +15,7 @@ from tests.unit.spark_ledger.keeper.test_streams import (
     live_ledgers,
 )
 from tests.unit.spark_ledger.keeper.world import Clock, new_stream, passes
-from tests.unit.spark_ledger.stream.world import small_manifests
+from tests.unit.spark_ledger.stream.world import former_of, small_manifests
 
 
 @pytest.mark.parametrize("manifests", [False, True])
@@ -30,13 +30,14 @@ def test_ledgers_of_a_stream_are_counted_by_what_needs_them(
         await closed_commits(world, stream, 8)
         pages = len(await live_ledgers(stream)) - 8
         assert bool(pages) is manifests
-        assert await stream.retention.ledgers() == (8 + pages, 0, 0)
+        former = len(await former_of(stream))
+        assert await stream.retention.ledgers() == (8 + pages, 0, former)
         await stream.retention.truncate((2,))
-        assert (await stream.retention.ledgers())[1:] == (0, 2)
+        assert (await stream.retention.ledgers())[1:] == (0, 2 + former)
         await stream.retention.hold("slow", for_s=3600.0)
         await stream.retention.set_limits(Retention(rows=3))
         live, held, reclaimable = await stream.retention.ledgers()
-        assert (held, reclaimable) == (3, 2)
+        assert (held, reclaimable) == (3, 2 + former)
         clock = Clock()
         cared = await elected(world, clock)
         await passes(cared, clock, 180)

@@ -24,6 +24,7 @@ CONFIG = KeeperConfig(
     pass_s=10.0,
     owner_grace_s=30.0,
     unnamed_grace_s=100.0,
+    replaced_grace_s=0.0,
     recoveries_per_s=1e6,
     deletes_per_s=1e6,
 )

@@ -10,10 +10,14 @@ from spark_ledger.protocol.append import AppendMachine
 from spark_ledger.protocol.append_announce import REPEAT_S, REPEAT_S_MAX
 from spark_ledger.protocol.append_limits import AppendLimits
 from spark_ledger.protocol.events import (
+    AddAcknowledged,
     AnnounceLastConfirmed,
     Append,
     ChooseBookies,
     CloseAppender,
+    Command,
+    LastConfirmedTold,
+    Tick,
     WriteMetadata,
 )
 from spark_ledger.types import BookieStatus, EntryId
@@ -193,6 +197,30 @@ def test_short_timeout_is_looked_at_in_time_also_while_producers_wait() -> None:
     assert machine.next_deadline == 0.5
     machine.handle(Append([100]), 0.0)
     assert not machine.has_room and machine.next_deadline == 0.5
+
+
+@pytest.mark.parametrize(("entries", "size", "given_up_s"), [(10, 1, 5.0), (10, 10, 1.0)])
+def test_slow_bookie_is_given_up_early_only_behind_much_payload(
+    entries: int, size: int, given_up_s: float
+) -> None:
+    """A batch of small entries takes more memory than may be in flight, and nobody has to wait: a
+    bookie went with each pause of its disk, and what it held had to be copied."""
+    limits = AppendLimits(bytes_in_flight_max=100)
+    machine = AppendMachine(ledger((3, 3, 2), (0, "b0 b1 b2")), 4, now=0.0, limits=limits)
+    machine.handle(Append([size] * entries), 0.0)
+    for index in (0, 1):
+        bookie = machine.bookies[index]
+        machine.handle(AddAcknowledged(index, bookie, EntryId(entries - 1)), 0.0)
+    assert not machine.has_room
+    now, closed = 0.0, list[Command]()
+    while not closed:
+        deadline = machine.next_deadline
+        assert deadline is not None
+        now = max(now, deadline)
+        closed = only(machine.handle(Tick(), now), CloseAppender)
+        for name in ids("b0 b1 b2"):
+            machine.handle(LastConfirmedTold(name, EntryId(entries - 1), BookieStatus.OK), now)
+    assert closed == [CloseAppender(2)] and now == given_up_s
 
 
 def test_tick_after_stop_changes_nothing() -> None:

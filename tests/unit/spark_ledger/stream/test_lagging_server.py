@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import pyarrow as pa
 import pytest
 
-from spark_ledger.errors import DataLossError
+from spark_ledger.errors import DataLossError, NotFoundError
 from spark_ledger.metadata.base import Operation
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.model import Commit, Retention
@@ -21,6 +21,7 @@ from tests.unit.spark_ledger.stream.packs.world import ClosedDeletions
 from tests.unit.spark_ledger.stream.world import (
     SCHEMA,
     another,
+    free_merged,
     loose,
     numbers,
     root_of,
@@ -70,6 +71,7 @@ def test_commits_that_were_sealed_since_are_found(
             commits.append(await stream.commit_segments([loose()]))
             await stream._committer.sealer.close()
         assert root_of(ledgers).sealed == 18 and len(root_of(ledgers).levels) > 2
+        await free_merged(ledgers)
         assert await look(reader) == commits
 
     run(scenario())
@@ -166,5 +168,34 @@ def test_columns_that_a_task_has_seen_are_no_lost_ones_because_the_driver_does_n
         await writer.close()
         commit = await driver.commit_segments([segment])
         assert commit.segments[0].schema_version == 1
+
+    run(scenario())
+
+
+def test_commit_of_a_plan_is_found_by_a_server_that_does_not_know_it_yet() -> None:
+    """As in a task: it asks no head, and its server is caught up by the look for manifests."""
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
+        await stream.append(table(0))
+        reader = await (another(ledgers)[1]).open("s")
+        store = reader._nodes.store
+        inner, latest = store.get, store.get_latest
+        known = set(ledgers.store.tree._nodes)
+
+        async def get(path: str) -> Versioned[bytes]:
+            if known and path not in known:
+                raise NotFoundError(f"metadata node {path} does not exist")
+            return await inner(path)
+
+        async def get_latest(path: str) -> Versioned[bytes]:
+            known.clear()
+            return await latest(path)
+
+        store.get, store.get_latest = get, get_latest  # type: ignore[method-assign]
+        expected = [*await stream.commits(0, 1), await stream.append(table(1))]
+        assert await reader.commits(0, 2) == expected
+        assert await reader.commit(1) == expected[1]
 
     run(scenario())

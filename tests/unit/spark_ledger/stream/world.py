@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from spark_ledger.stream.manifest.format import decode_root
 from spark_ledger.stream.manifest.tree import ManifestRoot, Page
 from spark_ledger.stream.model import UNPLACED, Head, Segment
 from spark_ledger.stream.nodes import StreamNodes
+from spark_ledger.stream.retention.reclaim import LiveNames
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import EntryId, LedgerId, LedgerMetadata, Versioned
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
@@ -183,3 +185,23 @@ async def pages_of(stream: Stream) -> list[Page]:
             stream._ledgers, stream._nodes, stream.config.stream_id
         ).manifests.walk()
     ]
+
+
+async def former_of(stream: Stream) -> set[LedgerId]:
+    """The ledgers that leaves have left, and that a keeper has not deleted yet."""
+    manifests = CommitLog(stream._ledgers, stream._nodes, stream.config.stream_id).manifests
+    root = await manifests.read_root(latest=True)
+    found: set[LedgerId] = set()
+    async for page in manifests.walk():
+        if not root.is_dropped(page):
+            found.update(await manifests.former(root, page))
+    return found
+
+
+async def free_merged(ledgers: FakeLedgers) -> int:
+    """A keeper deletes all that leaves have left; how many ledgers."""
+    with contextlib.suppress(ConflictError):
+        await ledgers.store.create("keeper", b"")
+    stream = await another(ledgers)[1].open("s")
+    reclaimer = stream.retention.reclaimer(Deletions(ledgers), LiveNames())
+    return await reclaimer.free_merged(root_of(ledgers).merged_upto)

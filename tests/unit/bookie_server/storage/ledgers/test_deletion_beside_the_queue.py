@@ -6,6 +6,7 @@ import errno
 
 import pytest
 
+from bookie_server.storage.config import StorageConfig
 from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
 from bookie_server.storage.fs.vfs import FileSystem
@@ -14,6 +15,7 @@ from spark_ledger.types import BookieStatus, LedgerId
 from spark_ledger.wire.frame import access_key_hash
 from tests.unit.bookie_server.storage.support import (
     JOURNAL,
+    LEDGERS,
     Machine,
     expected,
     formatted,
@@ -23,12 +25,13 @@ from tests.unit.bookie_server.storage.support import (
 L, OTHER = LedgerId(2), LedgerId(4)
 LOST, NEW = b"l" * 20, b"n" * 20
 CONFIG = small_config(write_once_bytes=0)
+LARGE = small_config(write_once_bytes=KIB)
 
 both = pytest.mark.parametrize("how", ["reused", "named"])
 
 
-def with_a_lost_ledger(files: FileSystem) -> Machine:
-    machine = Machine(files, CONFIG)
+def with_a_lost_ledger(files: FileSystem, config: StorageConfig = CONFIG) -> Machine:
+    machine = Machine(files, config)
     for ledger_id in (L, OTHER):
         assert machine.add(ledger_id, [0], key=LOST) is BookieStatus.OK
     machine.flush()
@@ -46,8 +49,8 @@ def write_new(machine: Machine) -> None:
     assert machine.add(L, [0, 1, 2, 3], key=NEW, size=60) is BookieStatus.OK
 
 
-def after_a_kill(files: MemoryFileSystem) -> Machine:
-    machine = Machine(files.crash_clone(None), CONFIG)
+def after_a_kill(files: MemoryFileSystem, config: StorageConfig = CONFIG) -> Machine:
+    machine = Machine(files.crash_clone(None), config)
     machine.keys.hashes[L] = access_key_hash(NEW)
     return machine
 
@@ -132,6 +135,37 @@ def test_ledger_stays_while_the_journal_has_no_room_for_what_came_of_it() -> Non
     assert delete(machine, L, how="reused") > 0
     write_new(machine)
     assert after_a_kill(files).held(L) == NEW_ENTRIES
+
+
+@both
+def test_ledger_of_a_batch_that_failed_in_the_run_log_stays_until_a_start_has_looked(
+    how: str,
+) -> None:
+    """The batch may be durable all the same, and that log is written no more."""
+    fails = False
+
+    def plan(operation: Operation) -> Fault | None:
+        is_log = operation.path.is_relative_to(LEDGERS[0]) and "journal-" in operation.path.name
+        syncs = fails and is_log and operation.kind == "fdatasync"
+        return Fault(errno.EIO, write_part=1.0) if syncs else None
+
+    files = formatted()
+    machine = with_a_lost_ledger(FaultFileSystem(files, plan), LARGE)
+    assert machine.add(L, [1], key=LOST, size=KIB) is BookieStatus.OK
+    fails = True
+    assert machine.add(L, [2], key=LOST, size=KIB) is BookieStatus.OK, "the journal has it"
+    fails = False
+    for _again in range(2):
+        with pytest.raises(OSError, match="ledger 2 stays: the journal has not written"):
+            delete(machine, L, OTHER, how=how)
+        assert not machine.held(OTHER), "it keeps no other"
+        machine.flush()
+    files = files.crash_clone(None)
+    machine = Machine(files, LARGE)
+    assert machine.held(L)
+    assert delete(machine, L, how=how) > 0
+    write_new(machine)
+    assert after_a_kill(files, LARGE).held(L) == NEW_ENTRIES
 
 
 def test_queue_of_other_ledgers_keeps_none() -> None:

@@ -212,10 +212,29 @@ def test_disk_error_is_an_os_error(files: MemoryFileSystem) -> None:
         EntryLogReader(failing, DIRECTORY).read(location)
 
 
-def test_abandoned_log_is_removed_only_on_request(files: MemoryFileSystem) -> None:
-    EntryLogWriter(files, DIRECTORY, 1).abandon(remove=True)
-    EntryLogWriter(files, DIRECTORY, 2).abandon(remove=False)
+def test_abandoned_log_is_removed_unless_rows_name_some_of_it(files: MemoryFileSystem) -> None:
+    EntryLogWriter(files, DIRECTORY, 1).abandon(named_bytes=0)
+    EntryLogWriter(files, DIRECTORY, 2).abandon(named_bytes=LOG_HEADER_BYTES)
     assert log_ids(files, DIRECTORY) == [2]
+
+
+def test_abandoned_log_keeps_what_rows_name_and_gives_the_rest_back(
+    files: MemoryFileSystem,
+) -> None:
+    writer = EntryLogWriter(files, DIRECTORY, 1)
+    named = put(writer, make_run(7, [0]))
+    writer.sync()
+    named_bytes = writer.size
+    unnamed = put(writer, make_run(7, range(1, 3), 9000))
+    writer.write_buffered()
+    file = files.open(log_path(DIRECTORY, 1))
+    assert file.size() == writer.size
+    writer.abandon(named_bytes=named_bytes)
+    assert file.hole_bytes() == file.size() - named_bytes > 8000
+    reader = EntryLogReader(files, DIRECTORY)
+    assert bytes(reader.read(named).frames) == bytes(make_run(7, [0]).frames)
+    with pytest.raises(CorruptionError):
+        reader.read(unnamed)
 
 
 def test_open_files_are_bounded(files: MemoryFileSystem) -> None:

@@ -23,6 +23,7 @@ from tests.unit.bookie_server.storage.support import (
 
 L = LedgerId(2)
 OTHER_DIRECTORY = LedgerId(3)
+LATER = LedgerId(8)
 KEY = b"k" * 20
 TAKES_SPACE = ("create", "pwritev", "preallocate")
 
@@ -33,6 +34,9 @@ def with_a_stored_ledger(files: Any, *more: LedgerId) -> Machine:
         for entry in range(0, 6, 2):  # rows of their own
             assert machine.add(ledger_id, [entry], key=KEY) is BookieStatus.OK
             machine.flush()
+    for ledger_id in (LATER, LedgerId(LATER + 1)):
+        assert machine.add(ledger_id, [0], key=KEY) is BookieStatus.OK
+    machine.flush()  # and the marks are behind all of it
     return machine
 
 
@@ -85,7 +89,7 @@ def test_copy_of_which_the_index_has_all_goes_though_a_full_disk_takes_no_flush(
     is_full = False
 
     def plan(operation: Operation) -> Fault | None:
-        is_log = operation.kind == "create" and "entries-" in operation.path.name
+        is_log = operation.kind in TAKES_SPACE and "entries-" in operation.path.name
         return Fault(errno.ENOSPC) if is_full and is_log else None
 
     machine = with_a_stored_ledger(FaultFileSystem(formatted(), plan))

@@ -12,8 +12,9 @@ import pytest
 
 from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
 from bookie_server.storage.fs.vfs import TEMPORARY_SUFFIX
-from bookie_server.storage.ledgers.entry_log import log_ids
-from spark_ledger.limits import KIB
+from bookie_server.storage.ledgers import directory_space
+from bookie_server.storage.ledgers.entry_log import EntryLogWriter, log_ids, log_path
+from spark_ledger.limits import KIB, MIB
 from spark_ledger.types import BookieStatus
 from tests.unit.bookie_server.storage.ledgers.test_compaction import (
     EVEN,
@@ -178,3 +179,32 @@ def test_failure_behind_which_nothing_can_be_removed_is_the_one_that_is_told(
         assert set(log_ids(files, EVEN)) == set(index.log_use() or ()), f"step {step}"
         assert machine.held(8) == expected(8, [0])
     assert step > 5, "a commit alone takes five"
+
+
+def test_copy_that_fails_behind_its_first_rows_keeps_these_and_gives_the_rest_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files = formatted()
+    machine = Machine(files, small_config(entry_log_bytes=5300, write_once_bytes=0))
+    mixed(machine)
+    delete(machine, 2, 4)
+    real, named = EntryLogWriter.sync, list[int]()
+
+    def sync(writer: EntryLogWriter) -> None:
+        if named:
+            writer.write_buffered()
+            raise OSError(errno.EIO, "Input/output error")
+        real(writer)
+        named.append(writer.size)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(directory_space, "COMPACTION_ROWS_AT_ONCE", 1)
+        patch.setattr(EntryLogWriter, "sync", sync)
+        patch.setattr(machine.bookie._storage.compactor, "_log_bytes", MIB)
+        with pytest.raises(OSError, match="Input/output"):
+            compact(machine)
+    copy = files.open(log_path(EVEN, log_ids(files, EVEN)[-1]))
+    assert copy.size() - copy.hole_bytes() == named[0] < copy.size()
+    assert machine.held(6) == expected(6, range(30))
+    compact(machine)
+    assert machine.held(6) == expected(6, range(30))

@@ -87,7 +87,7 @@ def test_log_that_is_cut_anywhere_has_the_blocks_before_the_cut(
     blocks = [encode_run(run, EntryId(-1)) for run in runs]
     places = [writer.append(run.ledger_id, block) for run, block in zip(runs, blocks, strict=True)]
     writer.sync()
-    writer.abandon(remove=False)
+    writer.abandon(named_bytes=writer.size)
     path = log_path(tmp_path, 1)
     whole = path.read_bytes()
     ends = [place.offset + RECORD_HEADER_BYTES + place.length for place in places]

@@ -20,6 +20,7 @@ from tests.unit.spark_ledger.stream.world import (
     SCHEMA,
     another,
     commit_nodes,
+    free_merged,
     loose,
     numbers,
     pages_of,
@@ -178,6 +179,7 @@ def test_many_commits_at_once_are_sealed_in_bounded_steps_and_all_are_found(
         await stream._committer.sealer.seal(22)
         assert commit_nodes(ledgers) == [20, 21]
         assert max(a - b for a, b in pairwise(left)) == 6
+        assert await free_merged(ledgers)
         assert set(ledgers.ledgers) == {p.pointer.ledger_id for p in await pages_of(stream)}
         assert root_of(ledgers).level_to_merge() is None
         for handle in (stream, await another(ledgers)[1].open("s")):

@@ -16,9 +16,11 @@ from spark_ledger.stream.manifest.format import (
     encode_index,
     encode_leaf,
     encode_root,
+    former_ledgers,
     leaf_count,
 )
 from spark_ledger.stream.manifest.tree import ManifestRoot, PagePointer, SinkSpan
+from spark_ledger.types import LedgerId
 
 NODES = tuple(b'{"v":1,"n":%d}' % number for number in range(7))
 POINTERS = (
@@ -92,6 +94,34 @@ def test_root_that_says_otherwise_what_was_dropped_is_refused(
     data = json.loads(encode_root(ROOT._replace(first=first, dropped=dropped)))
     with pytest.raises(CorruptionError, match="node here"):
         decode_root(json.dumps({**data, **change}).encode(), "here")
+
+
+def test_page_above_leaves_says_which_ledgers_these_have_left() -> None:
+    former = (LedgerId(3), LedgerId(70))
+    plain = encode_index("abc", 1, 0, POINTERS)
+    data = encode_index("abc", 1, 0, POINTERS, former)
+    assert decode_index(data, "abc", 1, 0, "page") == decode_index(plain, "abc", 1, 0, "page")
+    assert former_ledgers(data, "abc", 0, "page") == former
+    assert former_ledgers(plain, "abc", 0, "page") == ()
+    for first, page in (
+        (1, data),
+        (0, encode_index("abc", 2, 0, POINTERS, former)),
+        (0, data[:-1]),
+    ):
+        with pytest.raises(CorruptionError):
+            former_ledgers(page, "abc", first, "page")
+    with pytest.raises(CorruptionError, match="former ledgers"):
+        former_ledgers(encode_index("abc", 1, 0, POINTERS, (LedgerId(-1),)), "abc", 0, "page")
+
+
+@pytest.mark.parametrize("freed", [0, 5, 12, -1, 13])
+def test_root_says_up_to_where_former_ledgers_are_gone(freed: int) -> None:
+    root = ManifestRoot("abc", ((POINTERS[1],), (POINTERS[0],)), 4, 2, freed=freed)
+    if 0 <= freed <= root.sealed:
+        assert decode_root(encode_root(root), "root") == root and root.merged_upto == 8
+    else:
+        with pytest.raises(CorruptionError, match=f"{freed} of 12 sealed commits are merged"):
+            decode_root(encode_root(root), "root")
 
 
 def test_leaf_is_counted_without_a_look_at_what_it_holds() -> None:

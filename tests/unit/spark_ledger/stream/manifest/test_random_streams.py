@@ -30,6 +30,7 @@ from tests.unit.spark_ledger.stream.world import (
     SCHEMA,
     another,
     commit_nodes,
+    free_merged,
     loose,
     pages_of,
     root_of,
@@ -170,6 +171,10 @@ class Life:
                 )
                 if step.is_done:
                     break
+            root = await stream._log.manifests.read_root()
+            upto = self.draw.choice([0, root.merged_upto, root.freed + root.span(1)])
+            reclaimer = stream.retention.reclaimer(ClosedDeletions(other), names)
+            await reclaimer.free_merged(min(upto, root.merged_upto))
         except (ConflictError, OutcomeUnknownError, MetadataUnavailableError):
             pass
 
@@ -242,6 +247,7 @@ class Life:
         reclaimer = stream.retention.reclaimer(ClosedDeletions(self.ledgers), LiveNames())
         while not (await reclaimer.step(self.earliest)).is_done:
             pass
+        await free_merged(self.ledgers)
 
     async def settled(self) -> None:
         """All is done that is to be done: what is there beside what never was named is named."""

@@ -19,7 +19,13 @@ from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers, FakeReader
 from tests.unit.spark_ledger.stream.packs.test_packs import packs_of
 from tests.unit.spark_ledger.stream.packs.world import ClosedDeletions
 from tests.unit.spark_ledger.stream.retention.test_giving_back import closed_commits, packed_apart
-from tests.unit.spark_ledger.stream.world import pages_of, root_of, run, small_manifests
+from tests.unit.spark_ledger.stream.world import (
+    free_merged,
+    pages_of,
+    root_of,
+    run,
+    small_manifests,
+)
 
 COMMITS = 14
 
@@ -338,6 +344,7 @@ def test_deletion_takes_the_rows_of_all_beside_what_cannot_be_read_and_says_so(
         ledgers = Damaged()
         rows, leaf = await sealed(ledgers, leaf_of=0)
         stream = await ledgers.fresh()
+        assert await free_merged(ledgers)
         pages, last = await pages_of(stream), COMMITS - 1
         (index,) = {page.pointer.ledger_id for page in pages if page.level == 2}
         path = stream._nodes.commit_path(last)
