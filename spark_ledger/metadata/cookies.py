@@ -91,6 +91,14 @@ def decode_cookie(bookie_id: BookieId, data: bytes) -> BookieCookie:
         ) from error
 
 
+def incarnation_in(bookie_id: BookieId, data: bytes) -> str:
+    """The incarnation that a cookie says; empty if it cannot be read."""
+    try:
+        return decode_cookie(bookie_id, data).incarnation
+    except CorruptionError:
+        return ""
+
+
 async def accept_newer_starts(store: MetadataStore) -> list[BookieId]:
     """After the store was restored from a backup: let each bookie start once although it knows
     later starts than its cookie. Returns the bookies. To repeat it is safe.
