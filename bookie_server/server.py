@@ -198,9 +198,8 @@ class BookieServer:
             await self._unless_stopped(self._identity.claim())
             self._identity.watch(self._on_replaced)
             stalls = StallWatch(lambda: self._bookie.stall, self._on_stall)
-            self._report = Report(
-                self._config, self._cookie, self._bookie, stalls, self._metrics, self._why_fatal
-            )
+            parts = (self._config, self._cookie, self._bookie, stalls, self._metrics)
+            self._report = Report(*parts, lambda: self._fatal)
             self._service = service = BookieService(
                 self._bookie,
                 BookieId(self._cookie.bookie_id),
@@ -330,10 +329,14 @@ class BookieServer:
             on_replaced=self._on_replaced,
             session_timeout_s=self._config.session_timeout_s,
             at_contact=partial(self._at_contact, store),
+            once_made=partial(self._check_left, store),
         )
 
     async def _at_contact(self, store: MetadataStore) -> None:
         await pass_over_held_ids(store, self._bookie.next_ledger_id)
+        await self._check_left(store)
+
+    async def _check_left(self, store: MetadataStore) -> None:
         self._left = await why_left(store, BookieId(self._cookie.bookie_id))
         if self._left:
             self._stop.set()
@@ -451,9 +454,6 @@ class BookieServer:
     def _on_stall(self, reason: str) -> None:
         self._service.disks_stall(reason)
         self._on_state_changed()
-
-    def _why_fatal(self) -> str:
-        return self._fatal
 
     # -- stop --------------------------------------------------------------------------------------
 

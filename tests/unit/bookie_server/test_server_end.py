@@ -20,8 +20,9 @@ from bookie_server.server import BookieServer
 from bookie_server.service import read_threads
 from bookie_server.service.grpc_service import BookieService
 from spark_ledger.errors import ConfigurationError, CorruptionError
+from spark_ledger.metadata.base import Create, Delete
 from spark_ledger.metadata.collection import CollectionOrder, write_order
-from spark_ledger.metadata.cookies import cookie_path, leaving_path, left_path
+from spark_ledger.metadata.cookies import LEFT_PATH, cookie_path, leaving_path, left_path
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
 from tests.unit.bookie_server.test_server import NODE, B, Cluster, until
 from tests.unit.bookie_server.test_server import cluster as cluster
@@ -112,6 +113,35 @@ def test_bookie_that_was_taken_out_while_it_was_away_is_not_registered_again(
         running = asyncio.create_task(cluster.server().run())
         with pytest.raises(ConfigurationError, match="was taken out of its cluster"):
             await running
+
+    asyncio.run(main())
+
+
+def test_bookie_that_is_taken_out_while_it_registers_is_withdrawn(cluster: Cluster) -> None:
+    """Who took it out sees no node of it, and tells nobody that it has to be stopped."""
+
+    async def main() -> None:
+        operator = cluster.tree.open_session()
+        await operator.create(LEFT_PATH, b"")
+        expired = asyncio.Event()
+
+        def interpose(name: str, path: str) -> Fault:
+            if (
+                (name, path) == ("create", NODE)
+                and expired.is_set()
+                and announced(cluster) == ([], [])
+            ):
+                expired.clear()
+                cluster.tree.apply([Create(left_path(B), b""), Delete(cookie_path(B))])
+            return Fault()
+
+        cluster.interpose = interpose
+        async with serving(cluster) as (_, running):
+            expired.set()
+            cluster.expire()
+            async with asyncio.timeout(10):
+                assert await running == EXIT_REFUSED
+        assert not expired.is_set() and announced(cluster) == ([], [])
 
     asyncio.run(main())
 
