@@ -33,7 +33,7 @@ from bookie_server.garbage import Collector
 from bookie_server.held_ids import pass_over_held_ids
 from bookie_server.identity import Identity
 from bookie_server.keeper_process import keeper_beside
-from bookie_server.leaving import LeavingWatch, why_left
+from bookie_server.leaving import LeavingWatch
 from bookie_server.ledger_keys import MetadataKeys
 from bookie_server.loop_watch import LoopWatch
 from bookie_server.opening import open_bookie
@@ -329,15 +329,15 @@ class BookieServer:
             on_replaced=self._on_replaced,
             session_timeout_s=self._config.session_timeout_s,
             at_contact=partial(self._at_contact, store),
-            once_made=partial(self._check_left, store),
+            once_made=self._check_left,
         )
 
     async def _at_contact(self, store: MetadataStore) -> None:
         await pass_over_held_ids(store, self._bookie.next_ledger_id)
-        await self._check_left(store)
+        await self._check_left()
 
-    async def _check_left(self, store: MetadataStore) -> None:
-        self._left = await why_left(store, BookieId(self._cookie.bookie_id))
+    async def _check_left(self) -> None:
+        self._left = await self._identity.why_left()
         if self._left:
             self._stop.set()
             raise ConfigurationError(self._left)

@@ -84,8 +84,9 @@ def test_bookie_that_is_told_to_leave_is_read_only_at_once(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("says_which", [True, False])
 def test_bookie_that_was_taken_out_while_it_was_away_is_not_registered_again(
-    cluster: Cluster, caplog: pytest.LogCaptureFixture
+    cluster: Cluster, caplog: pytest.LogCaptureFixture, says_which: bool
 ) -> None:
     """Its operator was told that it is out, and its directories may be emptied at any time."""
 
@@ -103,7 +104,8 @@ def test_bookie_that_was_taken_out_while_it_was_away_is_not_registered_again(
             away.set()
             cluster.expire()
             assert announced(cluster) == ([], [])
-            await operator.create(left_path(B), b"")
+            incarnation = cluster.cookie().incarnation.encode()
+            await operator.create(left_path(B), incarnation if says_which else b"")
             await operator.delete(cookie_path(B))
             away.clear()
             async with asyncio.timeout(10):
@@ -146,12 +148,18 @@ def test_bookie_that_is_taken_out_while_it_registers_is_withdrawn(cluster: Clust
     asyncio.run(main())
 
 
-def test_bookie_that_a_restored_store_does_not_know_serves_on(cluster: Cluster) -> None:
-    """It has no cookie either, and nobody has taken it out."""
+@pytest.mark.parametrize("left", [None, b"another"])
+def test_bookie_that_a_restored_store_does_not_know_serves_on(
+    cluster: Cluster, left: bytes | None
+) -> None:
+    """It has no cookie either, and nobody has taken it out: at most another one that had its name
+    before it was formatted."""
 
     async def main() -> None:
         operator = cluster.tree.open_session()
         async with serving(cluster) as (_, running):
+            if left is not None:
+                await operator.create(left_path(B), left)
             await operator.delete(cookie_path(B))
             cluster.expire()
             await until(lambda: announced(cluster) == ([B], []))

@@ -181,6 +181,21 @@ def test_replies_that_are_lost_change_nothing_of_who_leaves_and_stays(outcome: O
     run_virtually(test, bookies=4)
 
 
+def test_bookie_without_a_cookie_that_leaves_is_told_though_another_one_of_its_name_had_left() -> (
+    None
+):
+    """ZooKeeper was restored to between the end of the one and the format of the other."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        await client.store.create(left_path(LEFT), b"of before")
+        assert not await has_left(client.store, LEFT, "of now")
+        assert (await decommission(client, LEFT, CONFIG, told=lambda _: None)).runs
+        assert await has_left(client.store, LEFT, "of now")
+
+    run_virtually(test, bookies=4)
+
+
 def test_cookie_of_a_bookie_that_has_the_name_since_is_left() -> None:
     """Two operators: one takes the bookie out and makes another of its name, while the command of
     the other one waits."""
