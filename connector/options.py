@@ -114,13 +114,10 @@ class ReadOptions:
 
     @property
     def start_may_move(self) -> bool:
-        """Whether the start may be another one a moment later: the end of a stream, a transaction
-        to come, or a time that no commit has reached, while the clock of some writer is behind it.
-        """
+        """Whether the start may be another one a moment later, and is kept by an empty micro-batch:
+        the end of a stream, a transaction to come. That of a time is named otherwise (rule T31)."""
         starts = () if self.several is None else self.several.starts.values()
-        has_times = self.several is not None and bool(self.several.start_times_ms)
-        has_time = self.start_timestamp_ms is not None or has_times
-        return "latest" in (self.start, *starts) or has_time or self.start_transaction is not None
+        return "latest" in (self.start, *starts) or self.start_transaction is not None
 
     def of_stream(self, name: str) -> ReadOptions:
         """The options for one of several streams."""

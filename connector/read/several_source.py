@@ -132,23 +132,17 @@ class SeveralSource:
             if name not in self._sources:
                 self._open(name)
 
-    def _ask(
-        self, name: str, question: Callable[[StreamSource], T], at: OffsetJson | None = None
-    ) -> T | None:
-        """What a stream answers about an offset; if it was deleted, the stream that has the name
-        now.
+    def _ask(self, name: str, question: Callable[[StreamSource], T]) -> T | None:
+        """What a stream answers; if it was deleted, or was so before our server knew (rule T7), the
+        stream that has the name now.
 
         None if there is none, and its rows may be left out. Raises DataLossError if they may not.
         """
         for _ in range(2):
             if name not in self._sources and not self._open(name):
                 break
-            source = self._sources[name]
             try:
-                if at is not None and stream_position(at).stream_id not in self._ids_of(name):
-                    # Our server may lag, and know a former stream only (rule T7).
-                    source.stream.refresh(latest=True)
-                return question(source)
+                return question(self._sources[name])
             except NoSuchStreamError:
                 self._close(name)
         self._miss(name)
@@ -258,7 +252,7 @@ class SeveralSource:
         return several_offset(offsets)
 
     def _backlog(self, name: str, at: OffsetJson) -> Backlog | None:
-        return self._ask(name, lambda source: source.backlog(at), at)
+        return self._ask(name, lambda source: source.backlog(at))
 
     def _wait(self, positions: Mapping[str, OffsetJson]) -> None:
         """Until a stream has news, but not for long. It also starts to watch the heads, which are
@@ -332,7 +326,7 @@ class SeveralSource:
     def _plan(
         self, name: str, start: OffsetJson, end: OffsetJson, limits: PlanLimits
     ) -> Sequence[Part]:
-        return self._ask(name, lambda source: source.plan(start, end, limits), end) or ()
+        return self._ask(name, lambda source: source.plan(start, end, limits)) or ()
 
     def forget(self, end: CheckpointOffset) -> None:
         for name, offset in (offsets_by_stream(end) or {}).items():

@@ -218,6 +218,26 @@ def test_clock_that_is_behind_while_the_query_begins_takes_no_rows_of_its_repeti
     assert again.rows_between(again.at, end) == [1, 2, 3, 99, 4]
 
 
+@pytest.mark.parametrize("how", [{}, {"streams": "idle,s"}])
+def test_first_micro_batch_from_a_time_that_no_commit_has_reached_names_its_start(
+    cluster: Cluster, how: dict[str, str]
+) -> None:
+    """It has rows at once, also with Trigger.Once. Spark asks for the start anew when it repeats
+    it: that is behind the row of a clock that is behind."""
+    cluster.create(name="idle")
+    writer = Writer(cluster)
+    options = {**how, "startingTimestamp": str(HOUR_MS + 4)}
+    first = Query(options=options)
+    writer.append(4, 1000)
+    end = first.reader.latestOffset(first.at, first.limit)
+    writer.append(5, HOUR_MS + 5)
+    again = Query(options=options)
+    assert again.at != first.at
+    assert again.rows_between(again.at, end) == first.rows_between(first.at, end) == [4]
+    again.at = end
+    assert again.run() == [[5]]
+
+
 def test_repeated_micro_batch_from_a_time_has_the_rows_that_are_left(cluster: Cluster) -> None:
     writer = Writer(cluster)
     first = Query(options=FROM_TIME)
