@@ -48,6 +48,7 @@ from spark_ledger.limits.keeper import (
     RECLAIM_STEPS_MAX,
     SWEPT_STREAMS_MAX,
 )
+from spark_ledger.limits.stream import MERGED_LEDGERS_KEPT
 from spark_ledger.metadata.base import Check, Create, Delete, Put
 from spark_ledger.metadata.json_nodes import decode_node, encode_node, read_or_renew
 from spark_ledger.stream.catalog import StreamCatalog
@@ -139,6 +140,8 @@ class StreamKeeper:
         """Names of streams of which much waited at the last visit that told."""
         self._conflicts: Counter[str] = Counter()
         """By name of a stream, the visits in a row that ended with a conflict."""
+        self._crowded_told: set[str] = set()
+        """Ids of streams of which was said that backups are not complete for the whole grace."""
         self._marked: dict[str, str] = {}
         """Names of streams that were marked as deleted at the last sweep, by id."""
         self.done: Counter[str] = Counter()
@@ -340,7 +343,15 @@ class StreamKeeper:
         merged = known.merged.before(replaced.merged, now_s, self._replaced_s)
         packs = known.packed.before(replaced.packs, now_s, self._replaced_s)
         await self._write_down(stream, known)
-        return _Due(merged, packs)
+        if merged < replaced.crowded and stream.config.stream_id not in self._crowded_told:
+            self._crowded_told.add(stream.config.stream_id)
+            logger.warning(
+                "stream %r: more than %d ledgers of merged manifests wait for backups; the oldest "
+                "go before replaced_grace_s is over, so only younger backups are complete",
+                stream.name,
+                MERGED_LEDGERS_KEPT,
+            )
+        return _Due(max(merged, replaced.crowded), packs)
 
     async def _reclaim(self, stream: Stream, earliest_commit: int, due: _Due) -> None:
         """Give back the space of commits that were dropped long enough ago (rule K8)."""
@@ -439,6 +450,7 @@ class StreamKeeper:
 
     async def _forget_all_but(self, swept: Collection[str]) -> None:
         """Forget what was known of streams that are gone."""
+        self._crowded_told.intersection_update(swept)
         for known in (self._swept, self._names, self._waiting):
             for stream_id in known.keys() - swept:
                 del known[stream_id]

@@ -12,11 +12,12 @@ from spark_ledger.metadata.base import Operation
 from spark_ledger.metadata.ledgers import ledger_path
 from spark_ledger.metadata.memory import MemoryMetadataStore
 from spark_ledger.stream.commit.commit_log import CommitLog, NamedLedgers
+from spark_ledger.stream.retention import handle
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
 from tests.unit.spark_ledger.client.world import World, run
 from tests.unit.spark_ledger.keeper.test_streams import closed_commits, elected, ledgers
-from tests.unit.spark_ledger.keeper.world import Clock, new_stream, passes
+from tests.unit.spark_ledger.keeper.world import Clock, new_stream, passes, read
 from tests.unit.spark_ledger.stream.world import former_of, small_manifests
 
 
@@ -51,6 +52,30 @@ def test_former_ledgers_go_beside_a_lost_leaf_of_live_commits(
         await passes(cared, clock, 600)
         assert not former & await ledgers(world)
         assert "'s'" in cared._stream_keeper.last_error, "and the loss is told"
+
+    run(test)
+
+
+def test_stream_with_many_commits_keeps_so_many_former_ledgers(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    small_manifests(monkeypatch, leaf=2, fan_out=3)
+    monkeypatch.setattr(handle, "MERGED_LEDGERS_KEPT", 7)
+
+    async def test(world: World) -> None:
+        stream = await new_stream(await world.client())
+        await closed_commits(world, stream, 14)
+        clock = Clock()
+        cared = await elected(world, clock, replaced_grace_s=1e6)
+        former = await former_of(stream)
+        await passes(cared, clock, 120)
+        assert former < await ledgers(world) and "wait for backups" not in caplog.text
+        await closed_commits(world, stream, 36)
+        former = await former_of(stream)
+        await passes(cared, clock, 120)
+        assert 0 < len(former & await ledgers(world)) <= 7 + 3 < len(former)
+        assert caplog.text.count("wait for backups") == 1
+        assert await read(stream) == list(range(50))
 
     run(test)
 
