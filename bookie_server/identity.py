@@ -40,6 +40,7 @@ from bookie_server.core.identity import (
     settled,
     standing,
 )
+from bookie_server.leaving import why_left
 from bookie_server.registration import check_identity
 from bookie_server.storage.cookie import Cookie
 from bookie_server.storage.fs.vfs import FileSystem, is_no_space
@@ -98,6 +99,8 @@ class Identity:
         self.is_claimed = False
         self.start: BookieStart | None = None
         """The start that was claimed; None on a full disk that never noted one."""
+        self._incarnation = ""
+        """In the cluster's cookie when the start was claimed."""
         self._noted: BookieCookie | None = None
         """The cluster's cookie as this start left it; None if it could not note itself."""
         self._accepted_restores = 0
@@ -133,7 +136,7 @@ class Identity:
             self._check(known, directories)
         nonce = next_nonce(known, directories, cookie.incarnation, secrets.token_hex(8))
         new = BookieStart(next_counter(known, directories), nonce)
-        self.start = known.start
+        self.start, self._incarnation = known.start, cookie.incarnation
         is_noted = await self._note_pending(known, directories, new)
         if is_noted:
             await self._take(cookie, version, directories, new)
@@ -186,6 +189,11 @@ class Identity:
             self._watch.cancel()
         if self._task is not None:
             await cancel(self._task)
+
+    async def why_left(self) -> str:
+        """Why this bookie is none of its cluster any more; empty: it is one. Raises what the
+        metadata store raises."""
+        return await why_left(self._store, self._bookie_id, self._incarnation)
 
     # -- the directories ---------------------------------------------------------------------------
 

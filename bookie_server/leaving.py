@@ -24,13 +24,13 @@ WITHOUT_COOKIE: Final = (
 )
 
 
-async def why_left(store: MetadataStore, bookie_id: BookieId) -> str:
+async def why_left(store: MetadataStore, bookie_id: BookieId, incarnation: str = "") -> str:
     """Why the bookie may not be registered any more; empty: it has not left.
 
-    It may have been away when an operator took it out (rule R10). Raises what the metadata store
-    raises.
+    It may have been away when an operator took it out (rule R10). ``incarnation``: of its cookie,
+    if it knows it. Raises what the metadata store raises.
     """
-    if not await has_left(store, bookie_id):
+    if not await has_left(store, bookie_id, incarnation):
         return ""
     return f"bookie {bookie_id} was taken out of its cluster by an operator: {WITHOUT_COOKIE}"
 

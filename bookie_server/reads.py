@@ -7,6 +7,7 @@ entry was never confirmed, and may close the ledger below it (rule P14).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from functools import partial
 
@@ -17,7 +18,11 @@ from bookie_server.storage.ledgers.ledger_storage import LedgerStorage
 from bookie_server.storage.ledgers.slicing import slice_run
 from spark_ledger.bookie_api import EntryPage, LedgerDisks, ReadOutcome, Refusal
 from spark_ledger.errors import CorruptionError
-from spark_ledger.limits.bookie import BOOKIE_RANGES_PER_PAGE, JOURNAL_STALLED_S
+from spark_ledger.limits.bookie import (
+    BOOKIE_RANGES_PER_PAGE,
+    BOOKIE_READ_QUICK_S,
+    JOURNAL_STALLED_S,
+)
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 
@@ -50,8 +55,10 @@ def read_entries(
     """Entries first, first + stride, ... up to last, both included.
 
     ``max_bytes`` bounds the frames; one entry is returned whatever its size. A stored run that is
-    not likely to fit is left for the next read: cut, it would be looked up and copied twice.
+    not likely to fit is left for the next read: cut, it would be looked up and copied twice. One
+    behind a slow disk as well: a thread that is taken for long waits for one run, and not for many.
     """
+    began = time.monotonic()
     assert stride >= 1 and max_bytes >= 1, "the service puts in its defaults"
     runs: list[EntryRun] = []
     room = max_bytes
@@ -69,6 +76,8 @@ def read_entries(
         room -= len(run.frames)
         entry_id = EntryId(run.last_entry + stride)
         if room < len(run.frames):  # the runs of a writer are much alike
+            break
+        if time.monotonic() - began >= BOOKIE_READ_QUICK_S:
             break
     return ReadOutcome(runs, BookieStatus.OK, entry_id, "")
 

@@ -6,6 +6,7 @@ A start refuses directories that were moved, because it cannot tell them from a 
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 
 from bookie_server.config import BookieConfig
@@ -16,7 +17,7 @@ from bookie_server.storage.fs.posix_fs import PosixFileSystem
 from spark_ledger.errors import ConfigurationError, NotFoundError
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import BookieRegistry
-from spark_ledger.metadata.cookies import BookieCookie, cookie_path, encode_cookie
+from spark_ledger.metadata.cookies import BookieCookie, cookie_path, encode_cookie, left_path
 from spark_ledger.types import BookieId
 
 
@@ -25,7 +26,7 @@ async def relocate(config: BookieConfig, store: MetadataStore) -> str:
 
     They must be complete, unused, and know the last start that the cluster knows: what is older
     lacks acknowledged entries, and stays refused. The bookie must not be registered. A cookie that
-    the cluster has lost is made again.
+    the cluster has lost is made again, also if an operator took the bookie out.
 
     Raises ConfigurationError, CorruptionError, or what the metadata store raises.
     """
@@ -42,6 +43,8 @@ async def relocate(config: BookieConfig, store: MetadataStore) -> str:
                 "session of its dead process has ended, and repeat"
             )
         await _make_missing_cookie(cookie, store)
+        with contextlib.suppress(NotFoundError):  # it is a bookie of the cluster (rule R10)
+            await store.delete(left_path(bookie_id))
         identity = Identity(cookie, directories, store, files, is_moved=True)
         await identity.check()
         if not await identity.claim():

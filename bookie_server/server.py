@@ -33,7 +33,7 @@ from bookie_server.garbage import Collector
 from bookie_server.held_ids import pass_over_held_ids
 from bookie_server.identity import Identity
 from bookie_server.keeper_process import keeper_beside
-from bookie_server.leaving import LeavingWatch, why_left
+from bookie_server.leaving import LeavingWatch
 from bookie_server.ledger_keys import MetadataKeys
 from bookie_server.loop_watch import LoopWatch
 from bookie_server.opening import open_bookie
@@ -198,9 +198,8 @@ class BookieServer:
             await self._unless_stopped(self._identity.claim())
             self._identity.watch(self._on_replaced)
             stalls = StallWatch(lambda: self._bookie.stall, self._on_stall)
-            self._report = Report(
-                self._config, self._cookie, self._bookie, stalls, self._metrics, self._why_fatal
-            )
+            parts = (self._config, self._cookie, self._bookie, stalls, self._metrics)
+            self._report = Report(*parts, lambda: self._fatal)
             self._service = service = BookieService(
                 self._bookie,
                 BookieId(self._cookie.bookie_id),
@@ -330,11 +329,15 @@ class BookieServer:
             on_replaced=self._on_replaced,
             session_timeout_s=self._config.session_timeout_s,
             at_contact=partial(self._at_contact, store),
+            once_made=self._check_left,
         )
 
     async def _at_contact(self, store: MetadataStore) -> None:
         await pass_over_held_ids(store, self._bookie.next_ledger_id)
-        self._left = await why_left(store, BookieId(self._cookie.bookie_id))
+        await self._check_left()
+
+    async def _check_left(self) -> None:
+        self._left = await self._identity.why_left()
         if self._left:
             self._stop.set()
             raise ConfigurationError(self._left)
@@ -451,9 +454,6 @@ class BookieServer:
     def _on_stall(self, reason: str) -> None:
         self._service.disks_stall(reason)
         self._on_state_changed()
-
-    def _why_fatal(self) -> str:
-        return self._fatal
 
     # -- stop --------------------------------------------------------------------------------------
 

@@ -96,7 +96,7 @@ class AppendSession:
         self._changed: dict[int, AppenderState] = {}  # those with something to report
         self._pending = 0  # runs of all appenders that are not answered
         self._unanswered = 0  # appenders that have such runs
-        self._over: dict[LedgerId, tuple[int, ...]] = {}
+        self._over: dict[LedgerId, dict[int, None]] = {}
         """Tags of a ledger that were refused and are told so, the one that was told first first."""
         self._ends_with = ""  # for its client: too many were refused
         self._is_gone = False
@@ -338,7 +338,7 @@ class AppendSession:
     def _add(self, add: ReceivedAdd, now: float) -> None:
         run = add.run
         appender = self._appenders.get(add.tag)
-        over = self._over.get(run.ledger_id, ())
+        over = self._over.get(run.ledger_id, {})
         if appender is None:
             is_over = self._aborts or add.tag in over
         else:
@@ -348,8 +348,8 @@ class AppendSession:
             self._shares.ended(self.peer, ADD_COST_BYTES + len(run.frames))
             return
         if appender is None:
-            if len(over) >= BOOKIE_REFUSED_OF_A_LEDGER_MAX:
-                self._forget_oldest(run.ledger_id, over)
+            while len(over) >= BOOKIE_REFUSED_OF_A_LEDGER_MAX:
+                self._forget_oldest(over)
             appender = self._appenders[add.tag] = AppenderState(add.tag, run.ledger_id)
         refusal = self._refusal
         if add.error:
@@ -377,12 +377,13 @@ class AppendSession:
         if self._stall:
             self._note_stall(appender)
 
-    def _forget_oldest(self, ledger_id: LedgerId, over: tuple[int, ...]) -> None:
+    def _forget_oldest(self, over: dict[int, None]) -> None:
         """Forget the tag of a ledger whose refusal was told first: another one of the ledger is
         there now, so its client has read that, and sends nothing more of it."""
-        self._over[ledger_id] = over[1:]
-        self._appenders.pop(over[0], None)
-        self._changed.pop(over[0], None)
+        tag = next(iter(over))
+        del over[tag]
+        self._appenders.pop(tag, None)
+        self._changed.pop(tag, None)
         self._gate.refused.one_less(self)
 
     def _completed(
@@ -468,9 +469,8 @@ class AppendSession:
                     status=status_to_wire(status),
                     message=message,
                 )
-                over = self._over.get(appender.ledger_id, ())
-                if tag not in over:  # else it was busy, and has heard of a stall now
-                    self._over[appender.ledger_id] = (*over, tag)
+                # If it is there it was busy, and has heard of a stall now.
+                self._over.setdefault(appender.ledger_id, {})[tag] = None
                 if status is not BookieStatus.TOO_MANY_REQUESTS:  # it may have to hear of a stall
                     del self._appenders[tag]
         self._changed.clear()

@@ -317,10 +317,11 @@ class AnswerRoom:
 
     def lend(self, call: Call) -> None:
         """Its disk keeps a call waiting that has reserved: others have its place meanwhile. What it
-        reads counts once it is there: a disk has few threads (``ReadThreads``)."""
-        self._lent.add(call)
-        self._reading -= 1
-        self._let_in()
+        reads counts once it is there: few such run at once (``ReadThreads``)."""
+        if call not in self._lent:
+            self._lent.add(call)
+            self._reading -= 1
+            self._let_in()
 
     def take_back(self) -> bool:
         """Whether the call that runs, and waits for a thread no more, has room as before."""

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import grpc
 import grpc.aio
@@ -34,7 +35,7 @@ from bookie_server.service.lists import list_error, next_part, refused_list
 from bookie_server.service.long_polls import LongPolls
 from bookie_server.service.metrics import ServiceMetrics
 from bookie_server.service.read_path import ONE_DISK, RangeRead, read_request_error
-from bookie_server.service.read_threads import DiskIsBusyError, ReadThreads
+from bookie_server.service.read_threads import DiskIsBusyError, ReadThreads, RoomIsGoneError
 from bookie_server.service.requests import Requests
 from bookie_server.service.spare_streams import SpareStreams
 from spark_ledger.bookie_api import (
@@ -54,9 +55,11 @@ from spark_ledger.limits.bookie import (
     BOOKIE_UNREAD_GRACE_S,
     BOOKIE_UNREAD_S,
 )
-from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
+from spark_ledger.types import BookieId, BookieStatus, LedgerId
 from spark_ledger.wire import bookie_pb2 as pb
 from spark_ledger.wire.codec import BOOKIE_ID_KEY, SERVICE_NAME, encode_read_end, status_to_wire
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,29 +280,46 @@ class BookieService:
                 refusal = refuse_reader(self._bookie, ledger_id, request.access_key)
             work = RangeRead(self._bookie, request, self._disks)
             number = self._disks.number_of(LedgerId(request.ledger_id))
-            while refusal is None and not work.ended:
-                await self._write_part(work, number, context)
-                if self._answers.new_calls_wait:
-                    break  # in turns: its client asks for the rest, behind those that wait
+            first = work.next_entry
+            bytes_read = 0
+            try:
+                while refusal is None and not work.ended:
+                    await self._write_part(work, number, context)
+                    first, bytes_read = work.next_entry, work.bytes_read
+                    if self._answers.new_calls_wait:
+                        break  # in turns: its client asks for the rest, behind those that wait
+            except DiskIsBusyError as error:  # the work may run on: no more of it is looked at
+                refusal = Refusal(BookieStatus.TOO_MANY_REQUESTS, str(error))
         status = work.status if refusal is None else refusal.status
-        self._metrics.read_ended(status, work.bytes_read, time.perf_counter() - started)
+        self._metrics.read_ended(status, bytes_read, time.perf_counter() - started)
         if refusal is not None:
-            first = EntryId(request.first_entry)
             await self._refuse(encode_read_end(status, first, refusal.message), context)
 
     async def _write_part(self, work: RangeRead, number: int, context: CallContext) -> None:
         """Read the next part of a range when there is room for it, and write it."""
-        await self._answers.reserve(context.peer())
-        try:
-            messages = await self.reads.run(number, work.next_messages, work.in_memory)
-        except DiskIsBusyError as busy:
-            messages = work.later(str(busy))
-        except BaseException:
-            self._answers.release()
-            raise
+        messages = await self._read(number, work.next_messages, work.in_memory, context.peer())
         with self._answers.hold(sum(map(len, messages)), context.peer()):
             for encoded in messages:
                 await context.write(encoded)
+
+    async def _read(
+        self,
+        number: int,
+        work: Callable[[], T],
+        in_memory: Callable[[], T | None] | None,
+        peer: str,
+    ) -> T:
+        """What is read with a thread of directory ``number``, once there is room, which is reserved
+        for it. Raises as ``work`` does, and DiskIsBusyError; nothing is reserved then."""
+        while True:
+            await self._answers.reserve(peer)
+            try:
+                return await self.reads.run(number, work, in_memory)
+            except RoomIsGoneError:
+                self._answers.release()
+            except BaseException:
+                self._answers.release()
+                raise
 
     async def read_last_confirmed(
         self, request: pb.ReadLastConfirmedRequest, context: CallContext
@@ -361,19 +381,14 @@ class BookieService:
             of_all = request.ledgers  # they live in all directories
             number = -1 if of_all else self._disks.number_of(LedgerId(request.ledger_id))
             following: int | None = request.first_entry
-            while refusal is None and following is not None:
-                await self._answers.reserve(context.peer())
-                try:
+            try:
+                while refusal is None and following is not None:
                     part = partial(next_part, self._bookie, request, following)
-                    response, following = await self.reads.run(number, part)
-                except DiskIsBusyError as error:
-                    later = Refusal(BookieStatus.TOO_MANY_REQUESTS, str(error))
-                    response, following = refused_list(request, later), None
-                except BaseException:
-                    self._answers.release()
-                    raise
-                with self._answers.hold(response.ByteSize(), context.peer()):
-                    await context.write(response)
+                    response, following = await self._read(number, part, None, context.peer())
+                    with self._answers.hold(response.ByteSize(), context.peer()):
+                        await context.write(response)
+            except DiskIsBusyError as error:
+                refusal = Refusal(BookieStatus.TOO_MANY_REQUESTS, str(error))
         if refusal is not None:
             await self._refuse(refused_list(request, refusal), context)
 

@@ -18,8 +18,8 @@ class RangeRead:
     """Progress of one Read call.
 
     ``next_messages`` and ``in_memory`` run in threads, one at a time, and change everything here;
-    the service thread looks at it only while none of them runs. So there is one owner at any time,
-    and no lock.
+    the service thread looks at it only while none of them runs, and no more once it has left one
+    that does not end. So there is one owner at any time, and no lock.
     """
 
     def __init__(
@@ -44,6 +44,11 @@ class RangeRead:
             or self._bytes_left <= 0
         )
 
+    @property
+    def next_entry(self) -> EntryId:
+        """Where the next part begins."""
+        return self._next_entry
+
     def next_messages(self) -> list[bytes]:
         """Read one more chunk: the encoded ReadResponses, a run and perhaps the end."""
         outcome = self._bookie.read(
@@ -65,11 +70,6 @@ class RangeRead:
             min(self._bytes_left, READ_CHUNK_BYTES_TARGET),
         )
         return None if outcome is None else self._messages_of(outcome)
-
-    def later(self, message: str) -> list[bytes]:
-        """The end, as the disk is busy: its client asks for the rest later."""
-        busy = BookieStatus.TOO_MANY_REQUESTS
-        return self._messages_of(ReadOutcome([], busy, self._next_entry, message))
 
     def _messages_of(self, outcome: ReadOutcome) -> list[bytes]:
         messages: list[bytes] = []

@@ -178,7 +178,8 @@ class Keeper:
         return won
 
     async def look(self) -> list[tuple[Verdict, LedgerId]]:
-        """One pass that does nothing: what would be done now."""
+        """One pass that does nothing: what would be done now, but for recoveries that were left in
+        the middle, which one look cannot tell from others (rule K3)."""
         state = await read_state(self._store)
         self._gone = self._new_count({} if state is None else state.value.gone_s)
         return await self.run_pass()
@@ -211,18 +212,17 @@ class Keeper:
         self._state = before
         self._gone = self._new_count(before.value.gone_s)
         self._worked_before_s, self._began = before.value.worked_s, self._clock()
-        done = before.value.done
-        self.done = Counter(
-            recovered=done.recovered,
-            deleted=done.deleted,
-            reclaimed=done.reclaimed,
-            streams=done.streams_finished,
-        )
+        self.done = before.value.done.counts()
 
     def _check(self) -> Check:
         """Of each change to streams (rule K5); and a sign of work (rule K2)."""
-        self._gone.at_work(self._clock())
+        self._at_work()
         return self._election.check
+
+    def _at_work(self) -> None:
+        """A sign of work, for all that is counted in such time (rules K2 and K3)."""
+        self._gone.at_work(self._clock())
+        self._halfway.at_work(self._clock())
 
     def _worked_s(self) -> float:
         """For how long this cluster has had a keeper at work (rule K8)."""
@@ -238,12 +238,7 @@ class Keeper:
             passes=self._state.value.passes + 1,
             time_ms=time.time_ns() // 1_000_000,
             worked_s=math.floor(self._worked_s() * 10) / 10,  # never more than was worked
-            done=Done(
-                recovered=self.done["recovered"],
-                deleted=self.done["deleted"],
-                reclaimed=self.done["reclaimed"],
-                streams_finished=self.done["streams"],
-            ),
+            done=Done.of(self.done),
             found=self.found,
             gone_s=self._gone.saved(),
             last_error=self._last_error,
@@ -272,6 +267,7 @@ class Keeper:
         work = Pass(self._clock(), listed)
         try:
             await self._each(OPEN_PATH, work, self._look_at_open)
+            self._halfway.keep_only(work.ledgers)  # the open ones so far
             await self._each(UNNAMED_PATH, work, self._look_at_unnamed)
         finally:
             if work.recoveries:
@@ -321,7 +317,7 @@ class Keeper:
             async for ledger_id, has_turn in listed:
                 work.ledgers.add(ledger_id)
                 work.counts[root] += 1
-                self._gone.at_work(self._clock())
+                self._at_work()
                 if not has_turn:
                     work.left.append(ledger_id)
                     continue
@@ -338,7 +334,6 @@ class Keeper:
         self._stream_of = {i: each for i, each in self._stream_of.items() if i in work.ledgers}
         self._failed = {i: failed for i, failed in self._failed.items() if i in work.ledgers}
         self._locked &= work.ledgers
-        self._halfway.keep_only(work.ledgers)
         for owner in work.listed:
             self._gone.alive(owner)
         left = {self._owner_of.get(ledger_id, "") for ledger_id in work.left}
@@ -364,7 +359,7 @@ class Keeper:
 
     async def _look_at_open(self, work: Pass, ledger_id: LedgerId) -> None:
         owner_lives = self._owner_of.get(ledger_id, "") in work.listed
-        is_due = not owner_lives or self._halfway.is_due(ledger_id, self._passes)
+        is_due = not owner_lives or self._halfway.is_due(ledger_id, self._clock())
         if not is_due or ledger_id in self._locked:
             return
         ledger = await self._read(ledger_id)
@@ -471,7 +466,7 @@ class Keeper:
         except UnauthorizedError:
             self._locked.add(ledger_id)
             logger.warning(
-                "ledger %d was left open by its writer, and has a password: recover it with "
+                "ledger %d has to be recovered, and has a password: recover it with "
                 "`ledger ledgers recover %d --password ...`",
                 ledger_id,
                 ledger_id,

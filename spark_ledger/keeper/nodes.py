@@ -22,6 +22,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Final
 
 import msgspec
@@ -67,6 +68,25 @@ class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     reclaimed: Count = 0
     """Ledgers of rows that were dropped, or replaced."""
     streams_finished: Count = 0
+
+    @classmethod
+    def of(cls, counts: Counter[str]) -> Done:
+        """As ``counts`` made them."""
+        return cls(
+            recovered=counts["recovered"],
+            deleted=counts["deleted"],
+            reclaimed=counts["reclaimed"],
+            streams_finished=counts["streams"],
+        )
+
+    def counts(self) -> Counter[str]:
+        """To count on from."""
+        return Counter(
+            recovered=self.recovered,
+            deleted=self.deleted,
+            reclaimed=self.reclaimed,
+            streams=self.streams_finished,
+        )
 
 
 class Found(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -186,6 +186,11 @@ BOOKIE_READ_QUICK_S: Final = 0.25
 """A read that takes longer waits for its disk: others run in its place, and those behind it of the
 same directory ask memory first."""
 
+BOOKIE_READS_LENT_MAX: Final = 8
+"""Reads that take longer, over all directories, for which others have the room for answers: what
+comes late is above that room, at most as much again of parts as they are. More are told to come
+later, as a storage network that goes on brings them all at once."""
+
 BOOKIE_RANGES_PER_PAGE: Final = 10_000
 """Ranges in one page of a ledger's entries: about 100 KB of an answer. No more rows of the index
 are read for it, so that a ledger of a million stripes is never listed at once."""

@@ -19,9 +19,9 @@ OWNER_GRACE_S: Final = 30.0
 """An owner that is gone for so long has its open ledgers recovered. Whoever only lost a session is
 back within a second; a process that was paused for longer is fenced, and writes to new ledgers."""
 
-LIVING_READ_PASSES: Final = 60
-"""A ledger that is open, and whose owner lives, is read in one of so many passes, in case somebody
-has begun to recover it and did not end: of ten thousand 17 a second, each once in ten minutes."""
+LIVING_READ_S: Final = 600.0
+"""A ledger that is open, and whose owner lives, is read this often, in case somebody has begun to
+recover it and did not end: of ten thousand 17 a second."""
 
 UNNAMED_GRACE_S: Final = 3 * 24 * 3600.0
 """An owner that is gone for so long has those of its ledgers deleted that no transaction has named.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import signal
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,9 +34,10 @@ COLLECTION_PAUSE_S: Final = 0.5
 """The one ZooKeeper on loopback has no server that could lag. What was dropped meanwhile lies on
 the disk."""
 
-STAYS_ENDED: Final = (0, 2, 4)
+STAYS_ENDED: Final = (0, 2, 4, -signal.SIGTERM, -signal.SIGINT)
 """Exit codes after which a bookie is not started again, as ``bookie_server/README.md`` says of any
-supervisor: it was asked to end, or is refused until somebody has done what its log says."""
+supervisor: it was asked to end, or is refused until somebody has done what its log says. A signal
+in its first second, in which Python imports, ends it without a code of its own."""
 
 _NAME: Final = re.compile(r"bookie-(\d+)")
 

@@ -82,12 +82,15 @@ class BookieRegistry:
         on_replaced: Callable[[str], None] = _log_replaced,
         session_timeout_s: float = SESSION_TIMEOUT_S,
         at_contact: Callable[[], Awaitable[None]] = _nothing,
+        once_made: Callable[[], Awaitable[None]] = _nothing,
     ) -> None:
         """``on_replaced`` is called, with a sentence, once another process is registered as the
         bookie that this registry had registered. ``at_contact`` is done before the bookie is
-        registered, and after each reconnect; what it raises counts as raised by that."""
+        registered, and after each reconnect, and ``once_made`` when its node was made; what they
+        raise counts as raised by that."""
         self._store = store
         self._at_contact = at_contact
+        self._once_made = once_made
         self._contact = 0
         """The connection that it was done on, as the store counts."""
         self._on_replaced = on_replaced
@@ -207,6 +210,8 @@ class BookieRegistry:
             await self._make_contact()
             if not (self.registered and await self._update(path, data)):
                 await self._create(info.bookie_id, path, data)
+                # Once more: who took it out between the look and the node saw none (rule R10).
+                await self._once_made()
             # Removed last, so that a bookie that changes its state is always in one of the two.
             for state in BookieState:
                 if state is not info.state:

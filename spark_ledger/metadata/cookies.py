@@ -59,22 +59,25 @@ def leaving_path(bookie_id: BookieId) -> str:
 
 def left_path(bookie_id: BookieId) -> str:
     """Stays once the bookie was taken out, until one of its name is made: that it has no cookie
-    may also mean that the store was restored, and then it serves on."""
+    may also mean that the store was restored, and then it serves on. Holds the incarnation in the
+    cookie that went with it; nothing if there was none: then it is of whoever has the name."""
     return f"{LEFT_PATH}/{check_bookie_id(bookie_id)}"
 
 
-async def has_left(store: MetadataStore, bookie_id: BookieId) -> bool:
-    """Whether an operator has taken the bookie out of the cluster (rule R10)."""
-    is_told = await _is_there(store, left_path(bookie_id))
-    return is_told and not await _is_there(store, cookie_path(bookie_id))
-
-
-async def _is_there(store: MetadataStore, path: str) -> bool:
-    try:
-        await store.get_latest(path)
-    except NotFoundError:
+async def has_left(store: MetadataStore, bookie_id: BookieId, incarnation: str = "") -> bool:
+    """Whether an operator has taken the bookie out of the cluster (rule R10): the one of this
+    incarnation, if there is one, and not one that had its name before."""
+    left = await _read(store, left_path(bookie_id))
+    if left is None or await _read(store, cookie_path(bookie_id)) is not None:
         return False
-    return True
+    return not left or not incarnation or left == incarnation.encode()
+
+
+async def _read(store: MetadataStore, path: str) -> bytes | None:
+    try:
+        return (await store.get_latest(path)).value
+    except NotFoundError:
+        return None
 
 
 def encode_cookie(cookie: BookieCookie) -> bytes:
@@ -89,6 +92,14 @@ def decode_cookie(bookie_id: BookieId, data: bytes) -> BookieCookie:
         raise CorruptionError(
             f"the cluster's cookie of bookie {bookie_id} cannot be read: {error}"
         ) from error
+
+
+def incarnation_in(bookie_id: BookieId, data: bytes) -> str:
+    """The incarnation that a cookie says; empty if it cannot be read."""
+    try:
+        return decode_cookie(bookie_id, data).incarnation
+    except CorruptionError:
+        return ""
 
 
 async def accept_newer_starts(store: MetadataStore) -> list[BookieId]:

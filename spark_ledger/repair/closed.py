@@ -54,6 +54,9 @@ class ClosedCheck:
         self._seen: dict[str, frozenset[LedgerId]] = {}
         """Ids that were there at the last look, of the newest pages."""
         self._newest = 0
+        self._from = 0
+        """The first id that a look has listed while there were more pages below: what is below it
+        was there already, whenever it is listed."""
         self._gaps: list[tuple[int, int]] = []
         """Ids below it that no ledger had at the last look."""
 
@@ -126,13 +129,16 @@ class ClosedCheck:
         ids = set[LedgerId]().union(*found.values())
         self._newest = max(ids, default=0)
         if self._begun:
-            new = ids.difference(*self._seen.values())
+            found_new = ids.difference(*self._seen.values())
+            new = {each for each in found_new if each >= self._from}
         else:
             above = self._newest - CLOSED_AT_FIRST_MAX if known is None else known.after
             new = {each for each in ids if each > above}
             new |= within(ids, () if known is None else known.gaps)
         if not self._begun or found != self._seen:
             self._gaps = gaps(ids, newest[0].number * IDS_PER_PAGE - 1 if newest else 0)
+        if len(newest) == CLOSED_PAGES:  # once one of them is empty and goes, an older one follows
+            self._from = max(self._from, newest[0].number * IDS_PER_PAGE)
         self._begun, self._seen = True, found
         return new
 

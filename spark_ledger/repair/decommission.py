@@ -16,14 +16,33 @@ from spark_ledger.errors import (
     ConfigurationError,
     ConflictError,
     CorruptionError,
+    LedgerError,
     NotFoundError,
+    OutcomeUnknownError,
+)
+from spark_ledger.limits.metadata import METADATA_ATTEMPTS
+from spark_ledger.metadata.base import (
+    ANY_VERSION,
+    Check,
+    Create,
+    Delete,
+    MetadataStore,
+    Operation,
+    Put,
 )
 from spark_ledger.metadata.bookies import BookieRegistry
-from spark_ledger.metadata.cookies import has_left, leaving_path, left_path
+from spark_ledger.metadata.cookies import (
+    LEFT_PATH,
+    cookie_path,
+    has_left,
+    incarnation_in,
+    leaving_path,
+    left_path,
+)
 from spark_ledger.repair.auditor import Auditor, AuditorConfig
 from spark_ledger.repair.nodes import forget_without_cookie, leaving, ran_without_cookie
 from spark_ledger.repair.worker import Worker, WorkerConfig
-from spark_ledger.types import BookieId
+from spark_ledger.types import BookieId, Versioned
 
 _PAUSE_S = 2.0
 """Between two looks at all ledgers: longer than clients take to see that a bookie is read-only."""
@@ -116,19 +135,50 @@ async def decommission(
     name it, after each look at all of them. It may live, and not hear of it: it is not registered
     again.
 
-    Raises as ``drain``.
+    Raises as ``drain``, and ConflictError if it was let stay meanwhile.
     """
-    registry = BookieRegistry(client.store)
     await drain(client, bookie_id, config, told=lambda left: told(left.ledgers))
-    with contextlib.suppress(ConflictError):  # it was begun before
-        await client.store.create(left_path(bookie_id), b"")
-    await registry.delete_cookie(bookie_id)
-    runs = await registry.get(bookie_id) is not None
+    await _leave(client.store, bookie_id)
+    runs = await BookieRegistry(client.store).get(bookie_id) is not None
     if not runs:
         # First: an auditor that looks in between would count it as gone.
         await forget_without_cookie(client.store, bookie_id)
-        await _forget(client, leaving_path(bookie_id))
+        with contextlib.suppress(NotFoundError):
+            await client.store.delete(leaving_path(bookie_id))
     return Left(runs)
+
+
+async def _leave(store: MetadataStore, bookie_id: BookieId) -> None:
+    """Note that a bookie has left, with which cookie, and take that away: unless it was let stay
+    meanwhile, or another one has its name. Either all of this happens or nothing (rule R10)."""
+    await _make_left(store)
+    incarnation, failed = "", None
+    for _ in range(METADATA_ATTEMPTS):
+        if await _read(store, leaving_path(bookie_id)) is None:
+            if await has_left(store, bookie_id):
+                return  # another operator takes it out too, and was faster
+            raise ConflictError(
+                f"bookie {bookie_id} does not leave: `ledger bookies decommission {bookie_id} "
+                "--cancel` has let it stay meanwhile, or it was formatted again"
+            )
+        cookie = await _read(store, cookie_path(bookie_id))
+        left = await _read(store, left_path(bookie_id))
+        gone: list[Operation] = []
+        if cookie is not None:
+            incarnation = incarnation_in(bookie_id, cookie.value)
+            gone.append(Delete(cookie_path(bookie_id), cookie.version))
+        told = incarnation.encode()
+        if left is None:
+            gone.append(Create(left_path(bookie_id), told))
+        elif left.value != told:
+            gone.append(Put(left_path(bookie_id), told, left.version))
+        try:
+            await store.transaction([Check(leaving_path(bookie_id), ANY_VERSION), *gone])
+        except (ConflictError, NotFoundError, OutcomeUnknownError) as error:
+            failed = error
+        else:
+            return
+    raise _never_clear(bookie_id, failed)
 
 
 async def stay(client: LedgerClient, bookie_id: BookieId) -> bool:
@@ -136,19 +186,49 @@ async def stay(client: LedgerClient, bookie_id: BookieId) -> bool:
 
     Raises ConfigurationError if it has left, and what the metadata store raises.
     """
-    if await has_left(client.store, bookie_id):
-        raise ConfigurationError(
-            f"bookie {bookie_id} has left the cluster, and has no cookie any more: stop it, empty "
-            "its directories and format it again"
-        )
-    await _forget(client, left_path(bookie_id))  # of one that was cut off before the cookie went
-    return await _forget(client, leaving_path(bookie_id))
+    store, was_leaving = client.store, False
+    failed: LedgerError | None = None
+    await _make_left(store)
+    for _ in range(METADATA_ATTEMPTS):
+        if await has_left(store, bookie_id):
+            raise ConfigurationError(
+                f"bookie {bookie_id} has left the cluster, and has no cookie any more: stop it, "
+                "empty its directories and format it again"
+            )
+        leaving = await _read(store, leaving_path(bookie_id))
+        left = await _read(store, left_path(bookie_id))  # of one that was cut off in its end
+        # A decommission that ends in this moment takes the cookie, or notes that it has left.
+        if await _read(store, cookie_path(bookie_id)) is not None:
+            is_here: list[Operation] = [Check(cookie_path(bookie_id), ANY_VERSION)]
+            is_here += [] if left is None else [Delete(left_path(bookie_id))]
+        else:
+            is_here = [Create(left_path(bookie_id), b""), Delete(left_path(bookie_id))]
+        if leaving is None and left is None:
+            return was_leaving
+        gone = [] if leaving is None else [Delete(leaving_path(bookie_id))]
+        try:
+            await store.transaction([*is_here, *gone])
+        except OutcomeUnknownError as error:
+            failed, was_leaving = error, was_leaving or leaving is not None
+        except (ConflictError, NotFoundError) as error:
+            failed = error
+        else:
+            return was_leaving or leaving is not None
+    raise _never_clear(bookie_id, failed)
 
 
-async def _forget(client: LedgerClient, path: str) -> bool:
-    """Delete a node; whether it was there."""
+def _never_clear(bookie_id: BookieId, failed: LedgerError | None) -> LedgerError:
+    return OutcomeUnknownError(f"whether bookie {bookie_id} leaves is not clear: {failed}")
+
+
+async def _make_left(store: MetadataStore) -> None:
+    """A transaction makes no parents."""
+    with contextlib.suppress(ConflictError):
+        await store.create(LEFT_PATH, b"")
+
+
+async def _read(store: MetadataStore, path: str) -> Versioned[bytes] | None:
     try:
-        await client.store.delete(path)
+        return await store.get_latest(path)
     except NotFoundError:
-        return False
-    return True
+        return None

@@ -136,7 +136,7 @@ def _run(seed: int, at: int, how: How, tally: FailureTally) -> int:
     disk, promises = formatted(), Promises()
     files = FaultFileSystem(disk, plan)
     where = f"seed {seed}, operation {at} fails with {how.name}"
-    workload = Workload(seed, promises)
+    workload = Workload(seed, promises, faults=True)
     try:
         machine = workload.live(files, STEPS)
     except (ConfigurationError, CorruptionError):

@@ -22,6 +22,8 @@ from tests.unit.bookie_server.storage.support import Answer, Machine, frame
 
 LEDGER_COUNT = 5
 _NEVER_SENT = 90_000
+_SHUTS_DOWN = "the bookie is shutting down"
+"""Said to adds that wait for room when it closes."""
 _DENIALS = (BookieStatus.NO_SUCH_ENTRY, BookieStatus.NO_SUCH_LEDGER)
 
 
@@ -96,8 +98,12 @@ class Promises:
         return sum(map(len, self.entries.values()))
 
     def refused_by_fault(self) -> list[Answer]:
-        """Answers that only a failing disk explains."""
-        return [answer for answer in self.refused if answer[0] is not BookieStatus.FENCED]
+        """Answers that only a failing disk explains: no fence, and no end of the bookie."""
+        return [
+            (status, message)
+            for status, message in self.refused
+            if status is not BookieStatus.FENCED and message != _SHUTS_DOWN
+        ]
 
     def check(self, machine: Machine, context: str, choose: random.Random | None = None) -> None:
         """Every promise is kept, and nothing was invented. ``choose`` picks what is asked on top

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -246,6 +247,7 @@ class MemoryFileSystem:
         """Files and directories are numbered as they are made."""
         self.disks: tuple[MemoryDisk, ...] = ()
         """Disks of a limited size; crashes leave them as they are. Without any, all is free."""
+        self._opened_lock = threading.Lock()
         self._opened: WeakSet[MemoryFile] = WeakSet()
         """Of files on such disks: one that was removed takes its space until the last is closed."""
 
@@ -259,9 +261,11 @@ class MemoryFileSystem:
         return next((disk for disk in self.disks if disk.holds(directory)), None)
 
     def _free_bytes(self, disk: MemoryDisk) -> int:
+        with self._opened_lock:  # another thread may open one meanwhile
+            opened = list(self._opened)
         inodes = {
             file._inode
-            for file in self._opened
+            for file in opened
             if not file.is_closed and disk.holds(_split(file.path)[0])
         }
         for path, directory in self._directories.items():
@@ -297,7 +301,8 @@ class MemoryFileSystem:
         take = self._taking(path)
         file = MemoryFile(path, inode, direct=direct, take=take)
         if take is not None:
-            self._opened.add(file)
+            with self._opened_lock:
+                self._opened.add(file)
         return file
 
     def rename(self, source: Path, target: Path) -> None:

@@ -25,7 +25,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -106,17 +106,11 @@ class Journal:
         self._post = post
         self._on_fatal = on_fatal
         # Any thread: it says for its methods who may call them.
-        self._logs = Logs(
-            BatchLog(
-                file_system,
-                directory,
-                end=end,
-                file_bytes=file_bytes,
-                new_salt=new_salt or partial(secrets.randbits, 64),
-                clock=clock,
-            ),
-            run_logs,
+        salt = new_salt or partial(secrets.randbits, 64)
+        log = BatchLog(
+            file_system, directory, end=end, file_bytes=file_bytes, new_salt=salt, clock=clock
         )
+        self._logs = Logs(log, run_logs)
         self._clock = clock
         # Protected by _lock.
         self._lock = threading.Lock()
@@ -181,12 +175,17 @@ class Journal:
         """Whether memory has records that there is no room for here; any thread."""
         return self._no_room is not None and bool(self._queue)
 
-    def unwritten_of(self, ledger_ids: Iterable[LedgerId]) -> set[LedgerId]:
+    def unwritten_of(self, ledger_ids: Set[LedgerId]) -> Set[LedgerId]:
         """Which of these have records that may become durable; any thread. All if it failed."""
         with self._lock:
             has_failed, waiting = self._failure is not None, [*self._taken, *self._queue]
         found = self._logs.in_doubt.union(each.ledger_id for each in waiting)
-        return {*ledger_ids} if has_failed else {*ledger_ids} & found
+        return ledger_ids if has_failed else found & ledger_ids  # no copy: it may be a million
+
+    @property
+    def in_doubt(self) -> frozenset[LedgerId]:
+        """See ``Logs``; any thread."""
+        return self._logs.in_doubt
 
     @property
     def space_refusal(self) -> str:

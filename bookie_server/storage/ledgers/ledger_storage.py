@@ -12,7 +12,7 @@ import errno
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import ExitStack, suppress
 from itertools import chain
 
@@ -314,10 +314,9 @@ class LedgerStorage:
         freed, ids, by_store = 0, list(ledger_ids), dict[int, list[LedgerId]]()
         comes_again, stay = named or reused, dict[int, set[LedgerId]]()
         # Before the marks: those are behind all that came of the others.
-        waiting = self._journal.unwritten_of(ids) if comes_again else set[LedgerId]()
+        waiting = self._journal.unwritten_of({*ids}) if comes_again else set[LedgerId]()
         marks = self._journal.durable_marks
-        text = "ledger {} stays: the journal has not written all that came of it"
-        errors: list[_Error] = [OSError(text.format(each)) for each in sorted(waiting)]
+        errors: list[_Error] = self._why_they_stay(waiting)
         for ledger_id in ids:
             if ledger_id not in waiting:
                 by_store.setdefault(self.number_of(ledger_id), []).append(ledger_id)
@@ -342,6 +341,14 @@ class LedgerStorage:
         if errors:
             raise errors[0]
         return freed
+
+    def _why_they_stay(self, waiting: Set[LedgerId]) -> list[_Error]:
+        """What is said of ledgers that logs may bring back; first where somebody has to act."""
+        doubt = waiting & self._journal.in_doubt
+        failed = "its run log failed and may have some of it: it goes after a restart of the bookie"
+        late = "the journal has not written all that came of it"
+        whys = [(x, failed) for x in sorted(doubt)] + [(x, late) for x in sorted(waiting - doubt)]
+        return [OSError(f"ledger {ledger_id} stays: {why}") for ledger_id, why in whys]
 
     def _delete_from(
         self, store: DirectoryStore, left: list[LedgerId], errors: list[_Error]

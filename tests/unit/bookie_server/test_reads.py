@@ -7,6 +7,7 @@ from typing import cast
 
 import pytest
 
+from bookie_server import reads
 from bookie_server.reads import read_entries
 from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
@@ -110,6 +111,20 @@ def test_read_leaves_a_stored_run_that_will_not_fit_to_the_next(machine: Machine
     assert ids(read(machine, 0, 9, max_bytes=399)) == [0, 1, 2, 3, 4], "not nine, cut from two runs"
     assert ids(read(machine, 5, 9, max_bytes=399)) == [5, 6, 7, 8, 9]
     assert ids(read(machine, 3, 9, max_bytes=160)) == [3, 4, 5, 6], "what is short says little"
+
+
+def test_read_behind_a_slow_disk_ends_with_the_run_that_it_has(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread moves on, and its client hears of it: the disk answers every time."""
+    for first in (0, 2, 4):
+        machine.add(7, range(first, first + 2))
+        machine.flush()
+    assert ids(read(machine, 0, 9)) == list(range(6))
+    monkeypatch.setattr(reads, "BOOKIE_READ_QUICK_S", 0.0)
+    for first in (0, 2, 4):
+        outcome = read(machine, first, 5)
+        assert (outcome.status, ids(outcome)) == (OK, [first, first + 1])
 
 
 def test_read_of_missing_entries_says_which_is_missing(filled: Machine) -> None:

@@ -20,6 +20,7 @@ from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem
 from bookie_server.storage.fs.posix_fs import PosixFileSystem
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.metadata.bookies import BookieRegistry
+from spark_ledger.metadata.cookies import has_left, left_path
 from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
 from spark_ledger.types import BookieId, BookieInfo
 
@@ -117,6 +118,18 @@ async def test_cookie_that_the_cluster_lost_is_made_again(cluster: Cluster) -> N
         await cluster.identity(cluster.config).check()
     await relocate(cluster.config, cluster.store())
     await cluster.identity(cluster.config).claim()
+
+
+@in_cluster
+async def test_bookie_that_was_taken_out_and_is_relocated_has_not_left(cluster: Cluster) -> None:
+    """Its name was another's in the backup, which an operator took out first."""
+    store = cluster.store()
+    await store.create(left_path(B), b"")
+    await BookieRegistry(store).delete_cookie(B)
+    assert await has_left(store, B)
+    await relocate(cluster.config, store)
+    await BookieRegistry(store).delete_cookie(B)  # in a backup of before
+    assert not await has_left(store, B)
 
 
 @in_cluster

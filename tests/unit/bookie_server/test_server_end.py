@@ -20,8 +20,9 @@ from bookie_server.server import BookieServer
 from bookie_server.service import read_threads
 from bookie_server.service.grpc_service import BookieService
 from spark_ledger.errors import ConfigurationError, CorruptionError
+from spark_ledger.metadata.base import Create, Delete
 from spark_ledger.metadata.collection import CollectionOrder, write_order
-from spark_ledger.metadata.cookies import cookie_path, leaving_path, left_path
+from spark_ledger.metadata.cookies import LEFT_PATH, cookie_path, leaving_path, left_path
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
 from tests.unit.bookie_server.test_server import NODE, B, Cluster, until
 from tests.unit.bookie_server.test_server import cluster as cluster
@@ -83,8 +84,9 @@ def test_bookie_that_is_told_to_leave_is_read_only_at_once(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("says_which", [True, False])
 def test_bookie_that_was_taken_out_while_it_was_away_is_not_registered_again(
-    cluster: Cluster, caplog: pytest.LogCaptureFixture
+    cluster: Cluster, caplog: pytest.LogCaptureFixture, says_which: bool
 ) -> None:
     """Its operator was told that it is out, and its directories may be emptied at any time."""
 
@@ -102,7 +104,8 @@ def test_bookie_that_was_taken_out_while_it_was_away_is_not_registered_again(
             away.set()
             cluster.expire()
             assert announced(cluster) == ([], [])
-            await operator.create(left_path(B), b"")
+            incarnation = cluster.cookie().incarnation.encode()
+            await operator.create(left_path(B), incarnation if says_which else b"")
             await operator.delete(cookie_path(B))
             away.clear()
             async with asyncio.timeout(10):
@@ -116,12 +119,47 @@ def test_bookie_that_was_taken_out_while_it_was_away_is_not_registered_again(
     asyncio.run(main())
 
 
-def test_bookie_that_a_restored_store_does_not_know_serves_on(cluster: Cluster) -> None:
-    """It has no cookie either, and nobody has taken it out."""
+def test_bookie_that_is_taken_out_while_it_registers_is_withdrawn(cluster: Cluster) -> None:
+    """Who took it out sees no node of it, and tells nobody that it has to be stopped."""
+
+    async def main() -> None:
+        operator = cluster.tree.open_session()
+        await operator.create(LEFT_PATH, b"")
+        expired = asyncio.Event()
+
+        def interpose(name: str, path: str) -> Fault:
+            if (
+                (name, path) == ("create", NODE)
+                and expired.is_set()
+                and announced(cluster) == ([], [])
+            ):
+                expired.clear()
+                cluster.tree.apply([Create(left_path(B), b""), Delete(cookie_path(B))])
+            return Fault()
+
+        cluster.interpose = interpose
+        async with serving(cluster) as (_, running):
+            expired.set()
+            cluster.expire()
+            async with asyncio.timeout(10):
+                assert await running == EXIT_REFUSED
+        assert not expired.is_set() and announced(cluster) == ([], [])
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("left", [None, b"another"])
+def test_bookie_that_a_restored_store_does_not_know_serves_on(
+    cluster: Cluster, left: bytes | None
+) -> None:
+    """It has no cookie either, and nobody has taken it out: at most another one that had its name
+    before it was formatted."""
 
     async def main() -> None:
         operator = cluster.tree.open_session()
         async with serving(cluster) as (_, running):
+            if left is not None:
+                await operator.create(left_path(B), left)
             await operator.delete(cookie_path(B))
             cluster.expire()
             await until(lambda: announced(cluster) == ([B], []))

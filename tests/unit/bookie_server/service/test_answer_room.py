@@ -387,6 +387,8 @@ async def test_room_that_was_lent_is_had_again_only_if_there_is_some() -> None:
         call = asyncio.current_task()
         assert call is not None
         room.lend(call)
+        room.lend(call)  # it waits again
+        assert room._reading == 0
         room._reading += 1  # another one
         had.append(room.take_back())
         room._reading -= 1

@@ -80,7 +80,7 @@ class Fixture:
         """Its disk hangs under as many reads as it has threads."""
         self.goes_on.clear()
         reads = [asyncio.ensure_future(self.ask(each, 20)) for each in HUNG[:BOOKIE_READ_THREADS]]
-        while len(self.service.reads._lanes[0].running) < BOOKIE_READ_THREADS:
+        while len(self.service.reads._lanes[0].places) < BOOKIE_READ_THREADS:
             await asyncio.sleep(0.001)
         return reads
 
@@ -159,3 +159,31 @@ async def test_who_gives_a_read_up_leaves_neither_work_nor_room(f: Fixture) -> N
         await asyncio.sleep(0.001)
     assert f.service._answers._reading == 0 and f.metrics.reads_waiting() == 0
     assert f.service.reads._lanes[0].pool._work_queue.qsize() == 0
+
+
+def test_reads_that_are_told_to_come_later_as_many_are_slow_end_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their work runs on, and nothing of it is looked at."""
+    monkeypatch.setattr(read_threads, "BOOKIE_READS_LENT_MAX", 2)
+
+    @on_loop
+    async def run(f: Fixture) -> None:
+        reads = await f.hang()
+        done, lent = await asyncio.wait(reads, return_when="FIRST_COMPLETED")
+        while len(done) < 2:
+            more, lent = await asyncio.wait(lent, return_when="FIRST_COMPLETED")
+            done |= more
+        for each in done:
+            (end,) = each.result()
+            assert end.status == int(BookieStatus.TOO_MANY_REQUESTS)
+        assert f.service.reads._lanes[0].free == 0 and f.service._answers._reading == 0
+        f.goes_on.set()
+        for answer in await asyncio.gather(*lent):
+            assert [each.status for each in answer] == [pb.OK] and answer[0].run.frames
+        while f.service.reads._lanes[0].places or f.service._answers.bytes_held:
+            await asyncio.sleep(0.001)
+        assert f.service._answers._reading == 0
+        assert f.metrics.reads[BookieStatus.TOO_MANY_REQUESTS] == 2
+
+    run()

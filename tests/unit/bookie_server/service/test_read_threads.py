@@ -10,8 +10,13 @@ from functools import partial
 
 import pytest
 
-from bookie_server.service.read_threads import DiskIsBusyError, ReadThreads
-from spark_ledger.limits.bookie import BOOKIE_READ_QUICK_S, BOOKIE_READ_THREADS, READS_STALLED_S
+from bookie_server.service.read_threads import DiskIsBusyError, ReadThreads, RoomIsGoneError
+from spark_ledger.limits.bookie import (
+    BOOKIE_READ_QUICK_S,
+    BOOKIE_READ_THREADS,
+    BOOKIE_READS_LENT_MAX,
+    READS_STALLED_S,
+)
 from spark_ledger.limits.client import READ_TIMEOUT_S
 
 
@@ -176,6 +181,41 @@ async def test_who_leaves_leaves_nothing_behind(f: Fixture) -> None:
     assert f.threads._free == f.threads._lanes[0].free == BOOKIE_READ_THREADS
 
 
+@pytest.mark.parametrize("what", ["a thread ends", "a look", "another leaves"])
+def test_who_has_left_and_does_not_know_it_yet_gets_no_place(what: str) -> None:
+    """The connection of many calls ends: all are cancelled in one turn of the loop."""
+
+    @on_loop
+    async def run(f: Fixture) -> None:
+        await f.hang()
+        waits = [asyncio.ensure_future(f.read(0)) for _ in range(2 * BOOKIE_READ_THREADS)]
+        await settle()
+        stays = asyncio.ensure_future(f.read(0))
+        await asyncio.sleep(0)
+        for each in waits[1:]:
+            each.cancel()
+        if what == "a look":
+            f.look(READS_STALLED_S)
+        elif what == "another leaves":
+            waits[0].cancel()
+        else:
+            f.goes_on.set()
+            time.sleep(0.05)  # their ends are queued behind this turn
+            for each in waits:
+                each.cancel()
+        if what == "a look":
+            with pytest.raises(DiskIsBusyError):
+                await stays
+        f.goes_on.set()
+        if what != "a look":
+            assert await stays == "disk"
+        assert await asyncio.gather(*f.hung) == ["read"] * BOOKIE_READ_THREADS
+        assert f.threads._free == f.threads._lanes[0].free == BOOKIE_READ_THREADS
+        assert await f.read(0) == await f.read(1) == "disk"
+
+    run()
+
+
 @on_loop
 async def test_place_of_who_leaves_as_its_turn_comes_is_the_next_ones(f: Fixture) -> None:
     await f.hang(BOOKIE_READ_THREADS - 1)
@@ -251,7 +291,7 @@ async def test_thread_that_cannot_be_had_keeps_no_place(f: Fixture) -> None:
 async def test_reads_lend_their_memory_while_their_disk_is_slow(f: Fixture) -> None:
     lent: list[object] = []
     f.threads.lend = lent.append
-    f.threads.take_back = lambda: False
+    f.threads.take_back = lambda: asyncio.current_task() not in lent
     await f.hang()
     f.hung[0].cancel()
     waits = asyncio.ensure_future(f.read(0))
@@ -263,7 +303,7 @@ async def test_reads_lend_their_memory_while_their_disk_is_slow(f: Fixture) -> N
     await settle()
     assert lent == [*f.hung[1:], waits], "who has gone has given it back already"
     f.goes_on.set()
-    with pytest.raises(DiskIsBusyError):
+    with pytest.raises(RoomIsGoneError):
         await waits
     await settle()
     assert f.threads._free == f.threads._lanes[0].free == BOOKIE_READ_THREADS
@@ -281,3 +321,28 @@ async def test_disk_that_goes_on_while_memory_is_asked_is_asked_at_once(f: Fixtu
 
     async with asyncio.timeout(5):
         assert await f.threads.run(0, lambda: "disk", has_nothing) == "disk"
+
+
+@on_loop
+async def test_no_more_reads_lend_than_what_comes_late_may_have(f: Fixture) -> None:
+    """A storage network hangs, and brings all reads of all directories once it goes on."""
+    f.threads = ReadThreads(["/a", "/b", "/c"])
+    lent: list[object] = []
+    f.threads.lend = lent.append
+    for number in range(3):
+        await f.hang(number=number)
+        f.look(BOOKIE_READ_QUICK_S)
+    assert f.begun == 3 * BOOKIE_READ_THREADS
+    assert lent == f.hung[:BOOKIE_READS_LENT_MAX]
+    for late in f.hung[BOOKIE_READS_LENT_MAX:]:
+        with pytest.raises(DiskIsBusyError, match="/c"):
+            await late
+    assert f.threads._free == BOOKIE_READ_THREADS and f.threads._lanes[2].free == 0
+    await f.until_free()
+    assert await f.read(2) == "disk"
+    await settle()
+    assert [lane.free for lane in f.threads._lanes] == [BOOKIE_READ_THREADS] * 3
+    f.goes_on.clear()
+    await f.hang(number=2)
+    f.look(BOOKIE_READ_QUICK_S)
+    assert lent[BOOKIE_READS_LENT_MAX:] == f.hung[-BOOKIE_READ_THREADS:], "others have ended"

@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from bookie_server.service import refused_appenders
+from spark_ledger.bookie_api import Refusal
 from spark_ledger.limits.bookie import BOOKIE_REFUSED_OF_A_LEDGER_MAX
 from spark_ledger.types import BookieStatus
 from tests.unit.bookie_server.service.test_append_session import Aborted, Fixture, on_loop, settle
@@ -164,3 +165,19 @@ async def test_appenders_of_a_ledger_that_may_not_have_read_their_refusal_are_ke
     await settle()
     assert [run.first_entry for run in f.bookie.adds] == [0, 1]
     assert f.gate.refused.count == len(tags) - 1
+
+
+@on_loop
+async def test_many_refused_appenders_of_a_ledger_are_few_with_the_next(f: Fixture) -> None:
+    """They were refused before the client read of one: all are told in one message."""
+    await settle()
+    tags = range(10, 10 + 2 * BOOKIE_REFUSED_OF_A_LEDGER_MAX)
+    f.session._refusal = Refusal(BookieStatus.TOO_MANY_REQUESTS, "later")
+    f.context.send(*((tag, 0) for tag in tags))
+    await settle()
+    assert f.gate.refused.count == len(tags), "their client may not have read that"
+    f.session._refusal = None
+    f.context.send((99, 0))
+    await settle()
+    assert f.gate.refused.count == BOOKIE_REFUSED_OF_A_LEDGER_MAX - 1
+    assert set(f.session._appenders) == set(tags[1 - BOOKIE_REFUSED_OF_A_LEDGER_MAX :])

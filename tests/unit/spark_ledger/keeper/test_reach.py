@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from spark_ledger.keeper import reach
 from spark_ledger.keeper.keeper import Keeper
 from spark_ledger.keeper.reach import watch_reach
 from spark_ledger.limits.keeper import REACH_LOOKS
-from spark_ledger.metadata.memory import MemoryMetadataStore
+from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
 from spark_ledger.repair.service import RepairConfig
 from spark_ledger.transport.memory import MemoryTransport
 from spark_ledger.types import BookieId
@@ -109,5 +110,28 @@ def test_time_begins_anew_once_bookies_answer() -> None:
             await asyncio.sleep(0.3 * LOOKS_S)
         stop.set()
         await watching
+
+    run_virtually(test)
+
+
+def test_keeper_waits_out_an_outage_of_all() -> None:
+    """Nobody else could be elected meanwhile, and without a supervisor nobody would be after it."""
+
+    async def test(world: World) -> None:
+        client, stop = await world.client(), asyncio.Event()
+        watching = asyncio.create_task(watch_reach(client.context, stop, lambda: True))
+        await asyncio.sleep(LOOKS_S / 2)
+        store: Any = client.store
+        for name in world.bookies:
+            world.kill(name)
+        store.interpose = lambda *_: Fault(Outcome.UNAVAILABLE)
+        await asyncio.sleep(2 * LOOKS_S)
+        assert len(client.context.directory.all()) == 3, "as it saw them last"
+        assert not watching.done()
+        store.interpose = None
+        await asyncio.sleep(LOOKS_S / 2)
+        assert not watching.done(), "the time before the outage does not count either"
+        with pytest.raises(BookieUnavailableError, match="hardly any of the 3 registered"):
+            await asyncio.wait_for(watching, LOOKS_S)
 
     run_virtually(test)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -98,3 +100,11 @@ def test_config_that_cannot_be_written_leaves_that_of_the_last_start(
     assert after == before and not (tmp_path / "zoo.cfg").exists()
     again = bookie.write_config(tmp_path, "b", "zk://h:1/x", ports, keeper=False)
     assert load(again).bookie_id == "b", "what is left of the half file harms nothing"
+
+
+def test_bookie_that_is_stopped_while_python_imports_it_stays_stopped(tmp_path: Path) -> None:
+    """It says nothing of its own then; whoever stops one that just came back meets it."""
+    argv = [sys.executable, "-m", "bookie_server", "--config", str(tmp_path / "none.toml")]
+    with subprocess.Popen(argv, stderr=subprocess.DEVNULL) as process:
+        process.terminate()
+        assert process.wait(30) in bookie.STAYS_ENDED

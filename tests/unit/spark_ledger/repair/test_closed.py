@@ -7,7 +7,9 @@ import asyncio
 import pytest
 
 from spark_ledger.metadata.ledger_ids import raise_counter
+from spark_ledger.metadata.unsettled import IDS_PER_PAGE
 from spark_ledger.repair import closed as closed_check
+from spark_ledger.repair.auditor import Auditor
 from spark_ledger.repair.checker import Checked, Checker, CheckerConfig
 from spark_ledger.repair.closed import ClosedCheck
 from spark_ledger.types import BookieId, LedgerId
@@ -139,5 +141,42 @@ def test_ledgers_of_silent_members_that_are_due_again_are_bounded(
             await cared.run_pass()
             assert len(asked) == count
             asked.clear()
+
+    run_virtually(test, bookies=4)
+
+
+@pytest.mark.parametrize("looks_before", [1, 2, 4])
+def test_page_that_goes_makes_no_old_ledger_a_new_one(
+    monkeypatch: pytest.MonkeyPatch, looks_before: int
+) -> None:
+    """An older page is listed in its place, with ten thousand ledgers of long ago."""
+    monkeypatch.setattr(closed_check, "CLOSED_PAGES", 2)
+
+    async def test(world: World) -> None:
+        cared, pages = await keeper(world), list[list[LedgerId]]()
+        asked: list[LedgerId] = []
+        check = cared._checker.check
+
+        async def counted(ledger_id: LedgerId, lost: frozenset[BookieId]) -> Checked:
+            asked.append(ledger_id)
+            return await check(ledger_id, lost)
+
+        monkeypatch.setattr(cared._checker, "check", counted)
+        for number in range(4):
+            client = await world.client()
+            await raise_counter(client.store, number * IDS_PER_PAGE)
+            pages.append([(await closed(client)).ledger_id for _ in range(2)])
+            if number >= 4 - looks_before:
+                await cared.run_pass()
+        asked.clear()
+        for ledger_id in (*pages[2], *pages[3][:1]):
+            await client.context.ledgers.delete(ledger_id)
+        await Auditor(client).audit([])
+        await cared.run_pass()
+        assert set(cared._seen[max(cared._seen)]) == {pages[3][1]} and len(cared._seen) == 2
+        assert asked == [], "they were there at each look"
+        late = await closed(client)
+        await cared.run_pass()
+        assert asked == [late.ledger_id]
 
     run_virtually(test, bookies=4)

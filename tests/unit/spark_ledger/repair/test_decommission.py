@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import pytest
 
 from spark_ledger.client.ledger_client import LedgerClient
-from spark_ledger.errors import ConfigurationError, MetadataRestoredError, NotFoundError
-from spark_ledger.metadata.base import MetadataStore
-from spark_ledger.metadata.bookies import BookieRegistry
-from spark_ledger.metadata.cookies import has_left, leaving_path, left_path
+from spark_ledger.config import ClientConfig
+from spark_ledger.errors import (
+    ConfigurationError,
+    ConflictError,
+    MetadataRestoredError,
+    NotFoundError,
+)
+from spark_ledger.metadata.base import MetadataStore, Operation
+from spark_ledger.metadata.bookies import COOKIES_PATH, BookieRegistry
+from spark_ledger.metadata.cookies import (
+    BookieCookie,
+    cookie_path,
+    encode_cookie,
+    has_left,
+    leaving_path,
+    left_path,
+)
 from spark_ledger.metadata.json_nodes import Node, encode_node, read_node, write_node
+from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
 from spark_ledger.repair.auditor import Auditor
 from spark_ledger.repair.decommission import Named, decommission, drain, stay
 from spark_ledger.repair.lost import Losses
 from spark_ledger.repair.nodes import STATE_PATH, AuditState, leaving
 from spark_ledger.repair.plan import all_names
 from spark_ledger.repair.worker import Worker, WorkerConfig
+from spark_ledger.transport.memory import MemoryTransport
 from spark_ledger.types import BookieId
 from tests.unit.spark_ledger.client.world import World, run_virtually
 from tests.unit.spark_ledger.repair.test_worker import filled
@@ -91,6 +107,121 @@ def test_decommission_that_was_cut_off_before_the_cookie_went_can_be_cancelled()
         assert not await has_left(client.store, LEFT), "as of one that a restored store forgot"
 
     run_virtually(test, bookies=3)
+
+
+def test_decommission_that_is_cancelled_behind_its_last_look_takes_nothing_away() -> None:
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        client = await world.client()
+        told = list[int]()
+        work = asyncio.create_task(decommission(client, LEFT, CONFIG, told=told.append))
+        await asyncio.sleep(3.0)
+        assert told == [0, 0] and not work.done(), "it waits for clients that have not heard of it"
+        assert await stay(await world.client(), LEFT)
+        with pytest.raises(ConflictError, match=r"b0 does not leave: .*--cancel` has let it stay"):
+            await work
+        assert LEFT in await BookieRegistry(client.store).list_cookies()
+        assert await leaving(client.store) == frozenset()
+        assert await node_at(client, left_path(LEFT)) is None
+
+    run_virtually(test, bookies=4)
+
+
+@pytest.mark.parametrize("has_cookie", [True, False])
+def test_bookie_is_not_let_stay_when_it_leaves_in_that_moment(has_cookie: bool) -> None:
+    async def test(world: World) -> None:
+        if has_cookie:
+            await give_cookies(world)
+        client, operator = await world.client(), await world.client()
+        await client.store.create(leaving_path(LEFT), b"")
+        real = operator.store.transaction
+
+        async def late(operations: Sequence[Operation]) -> None:
+            operator.store.transaction = real  # type: ignore[method-assign]
+            assert (await decommission(client, LEFT, CONFIG, told=lambda _: None)).runs
+            await real(operations)
+
+        operator.store.transaction = late  # type: ignore[method-assign]
+        with pytest.raises(ConfigurationError, match="b0 has left the cluster"):
+            await stay(operator, LEFT)
+        assert await has_left(client.store, LEFT)
+        assert await leaving(client.store) == {LEFT}, "until it is stopped"
+
+    run_virtually(test, bookies=4)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.LOST_REPLY, Outcome.LOST_REQUEST])
+def test_replies_that_are_lost_change_nothing_of_who_leaves_and_stays(outcome: Outcome) -> None:
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        lost = list[str]()
+
+        def interpose(name: str, path: str) -> Fault:
+            if name == "transaction" and path.startswith(("repair/", COOKIES_PATH)) and not lost:
+                lost.append(path)
+                return Fault(outcome)
+            return Fault()
+
+        client = await LedgerClient.over(
+            MemoryMetadataStore(world.tree, interpose=interpose),
+            MemoryTransport(world.bookies),
+            ClientConfig(),
+        )
+        world._clients.append(client)
+        await client.store.create(leaving_path(LEFT), b"")
+        assert await stay(client, LEFT) and lost
+        lost.clear()
+        cookie = BookieCookie("c", LEFT, "/j", ("/l",), "first")
+        node = await client.store.get(cookie_path(LEFT))
+        await client.store.put(cookie_path(LEFT), encode_cookie(cookie), node.version)
+        await decommission(client, LEFT, CONFIG, told=lambda _: None)
+        assert lost and await has_left(client.store, LEFT)
+        assert await node_at(client, left_path(LEFT)) == b"first"
+
+    run_virtually(test, bookies=4)
+
+
+def test_bookie_without_a_cookie_that_leaves_is_told_though_another_one_of_its_name_had_left() -> (
+    None
+):
+    """ZooKeeper was restored to between the end of the one and the format of the other."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        await client.store.create(left_path(LEFT), b"of before")
+        assert not await has_left(client.store, LEFT, "of now")
+        assert (await decommission(client, LEFT, CONFIG, told=lambda _: None)).runs
+        assert await has_left(client.store, LEFT, "of now")
+
+    run_virtually(test, bookies=4)
+
+
+def test_cookie_of_a_bookie_that_has_the_name_since_is_left() -> None:
+    """Two operators: one takes the bookie out and makes another of its name, while the command of
+    the other one waits."""
+
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        client = await world.client()
+        work = asyncio.create_task(decommission(client, LEFT, CONFIG, told=lambda _: None))
+        await asyncio.sleep(3.0)
+        store, registry = client.store, BookieRegistry(client.store)
+        await registry.delete_cookie(LEFT)
+        await registry.create_cookie(LEFT, b'{"new":1}')
+        await store.delete(leaving_path(LEFT))
+        with pytest.raises(ConflictError, match="or it was formatted again"):
+            await work
+        assert await node_at(client, cookie_path(LEFT)) == b'{"new":1}'
+
+    run_virtually(test, bookies=4)
+
+
+async def node_at(client: LedgerClient, path: str) -> bytes | None:
+    """What a node says; None if it is not there."""
+    try:
+        return (await client.store.get(path)).value
+    except NotFoundError:
+        return None
 
 
 async def seen(client: LedgerClient) -> AuditState:

@@ -13,7 +13,7 @@ import pytest
 
 from bookie_server.storage.fs import holes
 from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
-from bookie_server.storage.fs.memory_fs import MemoryFileSystem
+from bookie_server.storage.fs.memory_fs import MemoryDisk, MemoryFileSystem
 from bookie_server.storage.fs.posix_fs import IOV_MAX, PosixFileSystem
 from bookie_server.storage.fs.vfs import FileSystem, read_file, write_file_durably
 from spark_ledger.limits import KIB, MIB
@@ -348,3 +348,26 @@ def test_faults_hit_what_the_plan_names(
     assert caught.value.errno == errno.ENOSPC
     content = memory.open(Path("/data/a")).pread(9, 0)
     assert content == (b"xxxx" if kind == "pwritev" else b"abcd")
+
+
+def test_file_that_is_opened_beside_a_look_at_the_space_disturbs_it_not() -> None:
+    """Another thread may open one at any moment; here it does in the middle."""
+
+    class Watched(MemoryDisk):
+        def holds(self, path: str) -> bool:
+            if meanwhile:
+                meanwhile.pop()()
+            return super().holds(path)
+
+    place, meanwhile, opened = Path("/d"), list[Callable[[], object]](), list[object]()
+    memory = MemoryFileSystem()
+    memory.mkdir(place)
+    memory.disks = (Watched(1000, [place]),)
+    for name in "abc":
+        file = memory.create(place / name)
+        file.pwritev([b"x" * 10], 0)
+        opened.append(file)
+    # The first question finds the disk, the next ones are about the files.
+    meanwhile += [lambda: opened.append(memory.open(place / "a")), lambda: None]
+    assert memory.space(place).free_bytes == 970
+    assert len(opened) == 4

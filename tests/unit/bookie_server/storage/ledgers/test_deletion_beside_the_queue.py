@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import tracemalloc
 
 import pytest
 
@@ -155,17 +156,36 @@ def test_ledger_of_a_batch_that_failed_in_the_run_log_stays_until_a_start_has_lo
     fails = True
     assert machine.add(L, [2], key=LOST, size=KIB) is BookieStatus.OK, "the journal has it"
     fails = False
+    needs_restart = "ledger 2 stays: its run log failed.* restart"
     for _again in range(2):
-        with pytest.raises(OSError, match="ledger 2 stays: the journal has not written"):
+        with pytest.raises(OSError, match=needs_restart):
             delete(machine, L, OTHER, how=how)
         assert not machine.held(OTHER), "it keeps no other"
         machine.flush()
+    machine.start_add(LedgerId(0), [0], key=LOST)
+    with pytest.raises(OSError, match=needs_restart):  # not of the one that only has to wait
+        delete(machine, LedgerId(0), L, how=how)
     files = files.crash_clone(None)
     machine = Machine(files, LARGE)
     assert machine.held(L)
     assert delete(machine, L, how=how) > 0
     write_new(machine)
     assert after_a_kill(files, LARGE).held(L) == NEW_ENTRIES
+
+
+def test_question_for_a_few_ledgers_copies_no_million() -> None:
+    """Each flush asks so for all of the last one, and everything else stands still meanwhile."""
+    machine = Machine(formatted(), CONFIG)
+    machine.start_add(L, [0], key=LOST)
+    stored = frozenset(map(LedgerId, range(100_000)))
+    tracemalloc.start()
+    try:
+        found = machine.bookie._journal.unwritten_of(stored)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found == {L}
+    assert most < 100 * KIB
 
 
 def test_queue_of_other_ledgers_keeps_none() -> None:
