@@ -50,8 +50,9 @@ def optimize(
 ) -> None:
     """Copy small commits into large entries, so that they are read faster.
 
-    Rows, positions and commits stay as they are. The keeper deletes the former ledgers later, and
-    once an hour it packs what has come since.
+    Rows, positions and commits stay as they are. Once an hour the keeper packs what has come since.
+    It deletes the former ledgers two days later (replaced_grace_s of the keeper): until then
+    backups of the metadata store may name them, and packed rows are on the disks twice.
     """
     with (
         settings.connect_streams() as client,

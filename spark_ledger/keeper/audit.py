@@ -20,6 +20,7 @@ from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import LedgerError, NotFoundError
 from spark_ledger.keeper.audit_names import NamesRead, NamesReader, SavedNames, Step
 from spark_ledger.keeper.audit_pages import Finding, PageLook, UnnamedPages
+from spark_ledger.keeper.deletions import LedgerDeletions
 from spark_ledger.keeper.nodes import (
     AUDIT_PATH,
     AuditState,
@@ -27,7 +28,6 @@ from spark_ledger.keeper.nodes import (
     audit_page_path,
     read_or_renew_audit,
 )
-from spark_ledger.keeper.streams import LedgerDeletions
 from spark_ledger.limits.keeper import AUDIT_SAVED_STEPS, AUDIT_STEPS_PER_PASS
 from spark_ledger.metadata.base import Check, Create, Delete, Put
 from spark_ledger.metadata.json_nodes import encode_node

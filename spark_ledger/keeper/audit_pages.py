@@ -21,8 +21,8 @@ from spark_ledger.errors import (
 )
 from spark_ledger.keeper.audit_names import NamesRead
 from spark_ledger.keeper.decisions import Maker, Verdict, judge_unlisted
+from spark_ledger.keeper.deletions import LedgerDeletions
 from spark_ledger.keeper.nodes import AuditPage, Unlisted, audit_page_path, read_audit_page
-from spark_ledger.keeper.streams import LedgerDeletions
 from spark_ledger.keeper.unlisted import Noted, by_stream
 from spark_ledger.limits.keeper import AUDIT_LEDGERS_PER_STEP
 from spark_ledger.limits.stream import DROPPING_LEDGERS_MAX

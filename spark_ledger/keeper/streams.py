@@ -7,12 +7,11 @@ node of the keeper (rule K8): so one that is killed anywhere has nothing to reme
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,13 +24,12 @@ from spark_ledger.errors import (
     LedgerError,
     MetadataRestoredError,
     MetadataUnavailableError,
-    NoSuchLedgerError,
     NoSuchStreamError,
     NotFoundError,
-    OutcomeUnknownError,
 )
 from spark_ledger.keeper.clock import SteadyClock
 from spark_ledger.keeper.config import KeeperConfig
+from spark_ledger.keeper.deletions import FormerDeletions, LedgerDeletions, Turn
 from spark_ledger.keeper.dropped import DroppedRows
 from spark_ledger.keeper.nodes import (
     DROPPED_PATH,
@@ -50,66 +48,23 @@ from spark_ledger.limits.keeper import (
     RECLAIM_STEPS_MAX,
     SWEPT_STREAMS_MAX,
 )
-from spark_ledger.metadata.base import Check, Create, Delete, Operation, Put
+from spark_ledger.limits.stream import MERGED_LEDGERS_KEPT
+from spark_ledger.metadata.base import Check, Create, Delete, Put
 from spark_ledger.metadata.json_nodes import decode_node, encode_node, read_or_renew
-from spark_ledger.metadata.ledgers import LedgerStore, ledger_path
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.model import StreamConfig
 from spark_ledger.stream.nodes import STREAMS_ROOT, StreamNodes
 from spark_ledger.stream.retention.reclaim import LiveNames
 from spark_ledger.stream.stream import Stream
-from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
+from spark_ledger.types import Versioned
 
 logger = logging.getLogger(__name__)
-
-
-class LedgerDeletions:
-    """Deletes ledgers that nothing live names, as the elected keeper (rules T17, K5)."""
-
-    def __init__(self, client: LedgerClient, guard: Callable[[], Check], per_s: float) -> None:
-        self._client = client
-        self._store = client.store
-        self._ledgers = LedgerStore(client.store)
-        self._guard = guard
-        self._per_s = per_s
-
-    def guard(self) -> Operation:
-        return self._guard()
-
-    async def read(self, ledger_id: LedgerId) -> Versioned[LedgerMetadata] | None:
-        try:
-            return await self._ledgers.read_latest(ledger_id)
-        except NoSuchLedgerError:
-            return None
-
-    async def delete(self, ledger: Versioned[LedgerMetadata], checks: Sequence[Operation]) -> bool:
-        ledger_id = ledger.value.ledger_id
-        try:
-            await self._store.transaction(
-                [self._guard(), *checks, Delete(ledger_path(ledger_id), ledger.version)]
-            )
-        except (ConflictError, NotFoundError, OutcomeUnknownError) as error:
-            logger.info("ledger %d is left for the next sweep: %s", ledger_id, error)
-            return False
-        self._client.context.deletions.note()
-        logger.info("ledger %d is deleted: no commit that is left names it", ledger_id)
-        await asyncio.sleep(1.0 / self._per_s)
-        return True
-
-    async def recover(self, ledger_id: LedgerId) -> None:
-        try:
-            await self._client.open_ledger(ledger_id, recover=True)
-        except MetadataRestoredError:
-            raise
-        except LedgerError as error:
-            logger.warning("ledger %d of a former version is not closed: %s", ledger_id, error)
 
 
 @dataclass(slots=True)
 class _Swept:
     """What the keeper knows of one stream from sweep to sweep."""
 
-    names: LiveNames
     dropped: DroppedRows
     merged: DroppedRows
     packed: DroppedRows
@@ -134,6 +89,18 @@ class _Due(NamedTuple):
     """So many packs were made."""
 
 
+@contextlib.contextmanager
+def _put_off(failed: list[LedgerError]) -> Iterator[None]:
+    """An error of one part of a visit, until the others had their turn; not such as they would
+    meet as well."""
+    try:
+        yield
+    except (NoSuchStreamError, MetadataUnavailableError, MetadataRestoredError):
+        raise
+    except LedgerError as error:
+        failed.append(error)
+
+
 class StreamKeeper:
     """What one keeper does for streams. Belongs to the loop of the client."""
 
@@ -154,6 +121,7 @@ class StreamKeeper:
         self._worked_s = worked_s
         self._sink_records_s = config.sink_records_s
         self._deletions = LedgerDeletions(client, guard, config.deletes_per_s)
+        self._former = FormerDeletions(self._deletions, clock)
         self._clock = clock
         self._wall_ms = wall_ms
         self._grace_s = config.dropped_grace_s
@@ -162,13 +130,18 @@ class StreamKeeper:
         self._steady: SteadyClock | None = None
         self._has_warned = False
         self._swept: OrderedDict[str, _Swept] = OrderedDict()
-        """By id, the streams of which something was dropped, the last ones swept."""
+        """By id, the streams of which something was dropped or replaced, the last ones swept."""
+        self._names: OrderedDict[str, LiveNames] = OrderedDict()
+        """By id, what live commits name of the streams whose space was given back last. Of each it
+        takes a read of all its commits; what is in ``_swept``, that of a node."""
         self._waiting: dict[str, SweptNode] = {}
         """By id of the stream, what is dropped and not given back."""
         self._hurried: set[str] = set()
         """Names of streams of which much waited at the last visit that told."""
         self._conflicts: Counter[str] = Counter()
         """By name of a stream, the visits in a row that ended with a conflict."""
+        self._crowded_told: set[str] = set()
+        """Ids of streams of which was said that backups are not complete for the whole grace."""
         self._marked: dict[str, str] = {}
         """Names of streams that were marked as deleted at the last sweep, by id."""
         self.done: Counter[str] = Counter()
@@ -180,30 +153,42 @@ class StreamKeeper:
     @property
     def hurries(self) -> bool:
         """Whether some streams are to be visited at each pass."""
-        return bool(self._hurried)
+        return bool(self._hurried or self._former.left)
 
     def forget(self) -> None:
         """Read anew what earlier sweeps have seen: the store may be another one by now."""
         self._swept.clear()
+        self._names.clear()
         self._marked = {}
 
     async def sweep(self, *, whole: bool = True) -> None:
         """One visit to each stream, or to those that are in a hurry, for all that there is to do.
+        Those whose former ledgers had no turn come first, or last among those in a hurry.
+
         Raises what the metadata store raises at the listing, MetadataUnavailableError, and
         MetadataRestoredError."""
         self.last_error = ""
         now_ms = await self._time()
-        names = await self._store.children(STREAMS_ROOT) if whole else sorted(self._hurried)
-        marked, swept = await self._visit_all(names, now_ms)
-        if whole:
+        self._former.begin()
+        if not whole:
+            await self._visit_all(self._in_a_hurry(), now_ms)
+        else:
+            names = self._former.in_turn(await self._store.children(STREAMS_ROOT))
+            marked, swept = await self._visit_all(names, now_ms)
             self._marked = marked
             self._conflicts = Counter({name: self._conflicts[name] for name in names})
             self._hurried.intersection_update(names)
             await self._forget_all_but(swept)
         await self._say_what_waits()
 
+    def _in_a_hurry(self) -> Iterator[str]:
+        yield from sorted(self._hurried)
+        for name in list(self._former.left):
+            if name not in self._hurried and self._former.has_time():
+                yield name
+
     async def _visit_all(
-        self, names: Sequence[str], now_ms: int
+        self, names: Iterable[str], now_ms: int
     ) -> tuple[dict[str, str], Collection[str]]:
         """Names of those that are marked as deleted, by id; ids of the others."""
         swept: set[str] = set()
@@ -303,6 +288,20 @@ class StreamKeeper:
         return now_ms
 
     async def _sweep_one(self, stream: Stream, now_ms: int) -> None:
+        """Each part has its turn, whatever another one meets. Raises the first of their errors."""
+        failed: list[LedgerError] = []
+        with _put_off(failed):
+            await self._apply_retention(stream, now_ms)
+        due = await self._replaced(stream)
+        with self._former.turn_of(stream.name) as turn:
+            with _put_off(failed):
+                await self._give_back(stream, due, turn)
+            with _put_off(failed):
+                await self._free_merged(stream, due, turn)
+        if failed:  # a conflict is said only if it goes on, so it hides no other
+            raise min(failed, key=lambda error: isinstance(error, ConflictError))
+
+    async def _apply_retention(self, stream: Stream, now_ms: int) -> None:
         config, retention = stream.config, stream.retention
         if config.has_retention:
             for hold in await retention.release_void(now_ms):
@@ -313,18 +312,27 @@ class StreamKeeper:
                 self.done["dropped"] += await retention.apply(now_ms, self._steady.latest_ms)
         if config.dropping:  # of a keeper that was killed: commits refuse these ledgers
             await retention.reclaimer(self._deletions, LiveNames()).withdraw()
+
+    async def _give_back(self, stream: Stream, due: _Due, turn: Turn) -> None:
+        """The space of dropped commits, and what packs have replaced: both read live commits."""
+        config = stream.config
         head = await stream.head()
-        due = await self._replaced(stream)
         if head.earliest_commit:
             await self._reclaim(stream, head.earliest_commit, due)
         else:
             self._waiting.pop(config.stream_id, None)
         # Last, as it reads dropped commits, which must not be half deleted.
-        reclaimer = retention.reclaimer(self._deletions, LiveNames(), due.packs)
         if config.has_packs:
-            self.done["reclaimed"] += await reclaimer.free_packed()
+            reclaimer = stream.retention.reclaimer(self._former, LiveNames(), due.packs)
+            self.done["reclaimed"] += await reclaimer.free_packed(turn.may_go_on)
+
+    async def _free_merged(self, stream: Stream, due: _Due, turn: Turn) -> None:
+        """What leaves have left. Reads no commit, so a lost one holds up nothing."""
         if due.merged:
-            self.done["reclaimed"] += await reclaimer.free_merged(due.merged)
+            reclaimer = stream.retention.reclaimer(self._former, LiveNames(), due.packs)
+            count = await reclaimer.free_merged(due.merged, turn.may_go_on)
+            self.done["reclaimed"] += count
+            turn.did(count)
 
     async def _replaced(self, stream: Stream) -> _Due:
         """What packs and pages above leaves have replaced long enough ago (rule K11)."""
@@ -335,7 +343,15 @@ class StreamKeeper:
         merged = known.merged.before(replaced.merged, now_s, self._replaced_s)
         packs = known.packed.before(replaced.packs, now_s, self._replaced_s)
         await self._write_down(stream, known)
-        return _Due(merged, packs)
+        if merged < replaced.crowded and stream.config.stream_id not in self._crowded_told:
+            self._crowded_told.add(stream.config.stream_id)
+            logger.warning(
+                "stream %r: more than %d ledgers of merged manifests wait for backups; the oldest "
+                "go before replaced_grace_s is over, so only younger backups are complete",
+                stream.name,
+                MERGED_LEDGERS_KEPT,
+            )
+        return _Due(max(merged, replaced.crowded), packs)
 
     async def _reclaim(self, stream: Stream, earliest_commit: int, due: _Due) -> None:
         """Give back the space of commits that were dropped long enough ago (rule K8)."""
@@ -343,7 +359,7 @@ class StreamKeeper:
         upto = known.dropped.before(earliest_commit, self._worked_s(), self._grace_s)
         await self._write_down(stream, known)
         upto = max(upto, await self._crowded(stream, known.dropped))
-        reclaimer = stream.retention.reclaimer(self._deletions, known.names, due.packs)
+        reclaimer = stream.retention.reclaimer(self._deletions, self._live(stream), due.packs)
         try:
             for _ in range(RECLAIM_STEPS_MAX):
                 step = await reclaimer.step(upto)
@@ -396,12 +412,21 @@ class StreamKeeper:
             dropped, merged, packed = (
                 DroppedRows(each) for each in (written.looks, written.merged, written.packed)
             )
-            known = _Swept(LiveNames(), dropped, merged, packed, written, version)
+            known = _Swept(dropped, merged, packed, written, version)
             self._swept[stream_id] = known
         self._swept.move_to_end(stream_id)
         if len(self._swept) > SWEPT_STREAMS_MAX:
             self._swept.popitem(last=False)
         return known
+
+    def _live(self, stream: Stream) -> LiveNames:
+        """What is known of the names in live commits of a stream."""
+        stream_id = stream.config.stream_id
+        names = self._names.setdefault(stream_id, LiveNames())
+        self._names.move_to_end(stream_id)
+        if len(self._names) > SWEPT_STREAMS_MAX:
+            self._names.popitem(last=False)
+        return names
 
     async def _write_down(self, stream: Stream, known: _Swept) -> None:
         """Have the next keeper go on from here. Raises ConflictError if another one has."""
@@ -425,7 +450,8 @@ class StreamKeeper:
 
     async def _forget_all_but(self, swept: Collection[str]) -> None:
         """Forget what was known of streams that are gone."""
-        for known in (self._swept, self._waiting):
+        self._crowded_told.intersection_update(swept)
+        for known in (self._swept, self._names, self._waiting):
             for stream_id in known.keys() - swept:
                 del known[stream_id]
         for stream_id in set(await self._store.children(DROPPED_PATH)).difference(swept):

@@ -11,8 +11,9 @@ KEEPER_PASS_S: Final = 10.0
 
 PASS_PART_S: Final = 30.0
 """For so long a pass looks at open ledgers, and for so long at unnamed ones, and does what is due.
-Then streams have their turn, whose retention keeps disks from filling, and after the next pause
-those ledgers that had none."""
+Then streams have their turn, whose retention keeps disks from filling; what packs and merged
+manifests have replaced is deleted for so long as well. After the next pause those ledgers and
+streams have theirs that had none."""
 
 OWNER_GRACE_S: Final = 30.0
 """An owner that is gone for so long has its open ledgers recovered. Whoever only lost a session is
@@ -109,7 +110,8 @@ CLOCK_SLACK_MS: Final = 3_600_000
 """From here on the keeper warns that the clock of its host is ahead of the last keeper's."""
 
 SWEPT_STREAMS_MAX: Final = 1000
-"""Streams of which the keeper remembers what their live commits name, the last ones swept."""
+"""Streams of which the keeper remembers what their live commits name, the last ones given back;
+and as many of which it remembers since when they were dropped or replaced, the last ones swept."""
 
 RECLAIM_STEPS_MAX: Final = 20
 """Steps of a thousand commits for one stream in one sweep: others have their turn as well."""

@@ -58,6 +58,10 @@ MERGED_LEDGERS_PER_SWEEP: Final = 1000
 """Ledgers that merged leaves have left, and that a keeper deletes at one visit to a stream: in some
 twenty seconds. A stream with a hundred commits a second leaves sixty from one visit to the next."""
 
+MERGED_LEDGERS_KEPT: Final = 20_000
+"""Ledgers of merged leaves that wait for backups, of one stream: 20 MB of ZooKeeper's heap, and two
+days of eleven commits a second. Of a faster one the oldest go before the grace is over."""
+
 DROPPING_LEDGERS_MAX: Final = 500
 """Ledgers that the configuration lists as dropped at a time: 5 KB, which each writer reads once."""
 
@@ -83,6 +87,10 @@ PACK_COMMITS_MAX: Final = 100_000
 
 PACKS_MAX: Final = 5000
 """Packs of a stream: their node has some 130 bytes for each, of the 1 MiB that ZooKeeper takes."""
+
+PACKS_KNOWN_S: Final = 60.0
+"""For so long a handle reads with the packs that it knows: one read of a node a minute, and what
+was packed since is read in few large entries."""
 
 # -- what the handle of a stream keeps in memory ---------------------------------------------------
 

@@ -138,8 +138,8 @@ class RangeReader:
         self, ranges: Ranges, options: _ReadOptions
     ) -> AsyncGenerator[Chunk, None]:
         """All entries with their ranges, in stream order, in lists of about four MiB."""
-        if self.packs.known is None and self.schemas.config.has_packs:
-            await self.packs.read()
+        if self.schemas.config.has_packs:
+            await self.packs.look()
         async for window in windows(group_neighbours(ranges, options.where)):
             packs = self.packs.known
             if packs is None or not packs.packs:

@@ -69,7 +69,8 @@ def ledger_facts(counts: LedgerCounts | None) -> list[tuple[str, str]]:
     if counts is None:
         return []
     words = f"{counts.live} live, of which {counts.held} are only held; {counts.reclaimable}"
-    return [("ledgers", f"{words} reclaimable")]
+    waits = f", of which {counts.replaced} were replaced and wait for backups (replaced_grace_s)"
+    return [("ledgers", f"{words} reclaimable{waits if counts.replaced else ''}")]
 
 
 def fields(extent: Extent) -> dict[str, object]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from typing import Final
 
-from spark_ledger.errors import NotFoundError
+from spark_ledger.errors import MetadataUnavailableError, NotFoundError
+from spark_ledger.limits.stream import PACKS_KNOWN_S
 from spark_ledger.stream.ledgers import Ledgers
 from spark_ledger.stream.nodes import StreamNodes
 from spark_ledger.stream.one_connection import OneConnection
@@ -30,8 +32,10 @@ class PackStore:
     """The packs of one stream, as far as one handle knows them. Bound to one event loop.
 
     Nothing has to be new: rows that are in no pack which is known are in their former ledgers, and
-    whoever finds one of those gone reads the packs again (rule T24). Behind a new connection
-    nothing is known: a restored store may have no such pack, and former ledgers in its place.
+    whoever finds one of those gone reads the packs again (rule T24). But former ledgers are there
+    for days, and a pack is read faster: so reads look again whether there are more. Behind a new
+    connection nothing is known: a restored store may have no such pack, and former ledgers in its
+    place.
     """
 
     def __init__(self, ledgers: Ledgers, nodes: StreamNodes) -> None:
@@ -39,6 +43,8 @@ class PackStore:
         self._nodes = nodes
         self._indexes: OrderedDict[LedgerId, PackIndex] = OrderedDict()
         self._known: Packs | None = None
+        self._looked_s = 0.0
+        """When a read last asked for the packs, by the loop's clock."""
         self._reading = OneConnection(nodes.store)
 
     @property
@@ -63,6 +69,18 @@ class PackStore:
         if self.known != found.value:  # what was known on another connection is forgotten
             self.known = found.value
         return found
+
+    async def look(self) -> None:
+        """At the begin of a read: the packs, if what is known of them is a minute old."""
+        now_s, is_known = asyncio.get_running_loop().time(), self.known is not None
+        if is_known and now_s - self._looked_s < PACKS_KNOWN_S:
+            return
+        self._looked_s = now_s  # also if it fails: what is known is enough
+        try:
+            await self.read()
+        except MetadataUnavailableError:
+            if not is_known:
+                raise
 
     async def index(self, pack: Pack, stream_id: str) -> PackIndex:
         """The index of a pack. Raises NotFoundError if it was dropped, CorruptionError."""

@@ -16,7 +16,7 @@ from spark_ledger.errors import (
     NotFoundError,
     OutcomeUnknownError,
 )
-from spark_ledger.limits.stream import HOLDS_MAX
+from spark_ledger.limits.stream import HOLDS_MAX, MERGED_LEDGERS_KEPT
 from spark_ledger.metadata.base import Check, Create, Operation, Put
 from spark_ledger.stream.commit.commit_log import CommitLog
 from spark_ledger.stream.format import codec
@@ -131,7 +131,8 @@ class StreamRetention:
         """What has taken the place of other ledgers, which may be there still. For the keeper."""
         root = await self._log.manifests.read_root()
         merged = root.merged_upto if any(root.levels[1:]) else 0
-        return Replaced(merged, (await self.packs()).made)
+        crowded = max(0, merged - MERGED_LEDGERS_KEPT * root.leaf_commits)
+        return Replaced(merged, (await self.packs()).made, crowded - crowded % root.span(1))
 
     def reclaimer(
         self, deletions: Deletions, names: LiveNames, packs_upto: int | None = None

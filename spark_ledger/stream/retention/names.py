@@ -120,6 +120,8 @@ class Replaced(NamedTuple):
     """Leaves of commits below it have moved."""
     packs: int
     """So many were made."""
+    crowded: int = 0
+    """Leaves of commits below it have left more ledgers since than are kept (rule K11)."""
 
 
 class LedgerCounts(NamedTuple):
@@ -131,6 +133,8 @@ class LedgerCounts(NamedTuple):
     """Of these, such as are there only because a hold keeps rows that the limits would drop."""
     reclaimable: int
     """Of dropped and of packed commits only, or of pages that have moved, and not deleted yet."""
+    replaced: int = 0
+    """Of these, such as packs and pages have replaced: they wait for backups (rule K11)."""
 
 
 async def count_ledgers(
@@ -139,6 +143,7 @@ async def count_ledgers(
     """Count what a stream names; ``first_kept`` is the first commit that its limits keep."""
     root = await log.manifests.read_root(latest=True)
     dropped: set[LedgerId] = set()
+    replaced: set[LedgerId] = set()
     held: set[LedgerId] = set()
     kept: set[LedgerId] = set()
     packs = (await read_packs(nodes)).value
@@ -154,12 +159,15 @@ async def count_ledgers(
         kept.add(pack.ledger_id)
         if not pack.is_freed:
             for part in _parts(root, max(pack.first, root.dropped), pack.end, begin):
-                dropped |= await _named_by(nodes, log, part)
+                replaced |= await _named_by(nodes, log, part)
     pages, former = await _pages(nodes, log)
     kept |= pages
-    dropped |= former
+    replaced = (replaced | former) - held - kept
     return LedgerCounts(
-        live=len(held | kept), held=len(held - kept), reclaimable=len(dropped - held - kept)
+        live=len(held | kept),
+        held=len(held - kept),
+        reclaimable=len((dropped - held - kept) | replaced),
+        replaced=len(replaced),
     )
 
 

@@ -228,9 +228,9 @@ class Reclaimer:
             logger.warning("stream %r: %s: %s", self._nodes.name, what, error)
         self._names.told.add(str(error))
 
-    async def free_packed(self) -> int:
-        """Delete the former ledgers of commits in packs, and packs of dropped commits (rule T25);
-        how many ledgers. To be called when no dropped commits are half deleted.
+    async def free_packed(self, may_go_on: Callable[[], bool] = lambda: True) -> int:
+        """Delete the former ledgers of commits in packs, as long as there is time, and packs of
+        dropped commits (rule T25); how many ledgers. No dropped commits may be half deleted then.
 
         Raises as ``step``.
         """
@@ -249,6 +249,8 @@ class Reclaimer:
         for pack in self._long_made(packs.value).packs:
             if pack.is_freed:
                 continue
+            if not may_go_on():
+                break
             self._packs = self._long_made(packs.value)
             head = (await self._nodes.head(latest=True)).value
             named, unread = await self._named(max(pack.first, dropped), pack.end)
@@ -263,9 +265,9 @@ class Reclaimer:
         restored (rule T25)."""
         return packs if self._packs_upto is None else packs.of_first(self._packs_upto)
 
-    async def free_merged(self, upto: int) -> int:
+    async def free_merged(self, upto: int, may_go_on: Callable[[], bool] = lambda: True) -> int:
         """Delete the ledgers that leaves of commits below ``upto`` have left (rule T12), or some of
-        them; how many ledgers.
+        them, as long as there is time; how many ledgers.
 
         Raises as ``step``.
         """
@@ -277,6 +279,8 @@ class Reclaimer:
             return 0
         pages = [page for page in root.pages() if page.level]
         while pages and pages[0].first < upto and self._deleted < MERGED_LEDGERS_PER_SWEEP:
+            if not may_go_on():
+                break
             page = pages.pop(0)
             end = page.first + root.span(page.level)
             if end <= freed:

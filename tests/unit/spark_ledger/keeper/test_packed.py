@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from spark_ledger.errors import RetryableError
-from spark_ledger.keeper.streams import LedgerDeletions
+from spark_ledger.keeper.deletions import LedgerDeletions
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.ledgers import OpenLedger
 from spark_ledger.stream.packs.model import Pack

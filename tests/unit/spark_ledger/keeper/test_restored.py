@@ -9,9 +9,9 @@ import pytest
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import MetadataRestoredError, MetadataUnavailableError
+from spark_ledger.keeper.deletions import LedgerDeletions
 from spark_ledger.keeper.keeper import Keeper
 from spark_ledger.keeper.nodes import read_elected
-from spark_ledger.keeper.streams import LedgerDeletions
 from spark_ledger.metadata.ledger_ids import raise_counter
 from spark_ledger.metadata.memory import MemoryMetadataStore
 from spark_ledger.repair.service import RepairConfig, run_repair

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from spark_ledger.cli.show.extent import ledger_facts
 from spark_ledger.keeper.nodes import SweptNode, read_swept
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.model import Retention
@@ -31,17 +32,20 @@ def test_ledgers_of_a_stream_are_counted_by_what_needs_them(
         pages = len(await live_ledgers(stream)) - 8
         assert bool(pages) is manifests
         former = len(await former_of(stream))
-        assert await stream.retention.ledgers() == (8 + pages, 0, former)
+        assert await stream.retention.ledgers() == (8 + pages, 0, former, former)
         await stream.retention.truncate((2,))
-        assert (await stream.retention.ledgers())[1:] == (0, 2 + former)
+        assert (await stream.retention.ledgers())[1:] == (0, 2 + former, former)
         await stream.retention.hold("slow", for_s=3600.0)
         await stream.retention.set_limits(Retention(rows=3))
-        live, held, reclaimable = await stream.retention.ledgers()
-        assert (held, reclaimable) == (3, 2 + former)
+        live, held, reclaimable, replaced = await stream.retention.ledgers()
+        assert (held, reclaimable, replaced) == (3, 2 + former, former)
+        ((_, told),) = ledger_facts(await stream.retention.ledgers())
+        assert f"{reclaimable} reclaimable" in told
+        assert (f"of which {former} were replaced and wait for backups" in told) is manifests
         clock = Clock()
         cared = await elected(world, clock)
         await passes(cared, clock, 180)
-        assert await stream.retention.ledgers() == (len(await ledgers(world)), 3, 0)
+        assert await stream.retention.ledgers() == (len(await ledgers(world)), 3, 0, 0)
         assert live == 6 + pages
 
     run(test)

@@ -126,7 +126,8 @@ def test_pages_that_were_made_since_are_named(known: int, monkeypatch: pytest.Mo
         former = await former_of(stream)
         assert found == wanted | pages | former and len(pages) > 3
         counts = await count_ledgers(keeper._nodes, keeper._log, head, 0)
-        assert counts == LedgerCounts(live=12 + len(pages), held=0, reclaimable=len(former))
+        waiting = len(former)
+        assert counts == LedgerCounts(12 + len(pages), 0, reclaimable=waiting, replaced=waiting)
 
     run(scenario())
 
