@@ -110,3 +110,20 @@ def test_functions_within_functions_are_used() -> None:
         and inner.name not in {n.id for n in ast.walk(outer) if isinstance(n, ast.Name)}
     ]
     assert not unused, "\n".join(unused)
+
+
+def test_modules_of_tests_draw_nothing_when_they_are_imported() -> None:
+    """Workers that share the tests have to give them the same names: chance and clocks are for
+    within a test."""
+    draws = {"SystemRandom", "randrange", "randint", "time_ns", "monotonic_ns", "uuid4", "urandom"}
+    found = [
+        f"{source.path}:{call.lineno}"
+        for source in sources()
+        if source.path.startswith("tests/") and any(f"{name}(" in source.text for name in draws)
+        for node in source.tree.body
+        if not isinstance(node, ast.ClassDef)
+        for part in (node.decorator_list if isinstance(node, Functions) else [node])
+        for call in ast.walk(part)
+        if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] in draws
+    ]
+    assert not found, found
