@@ -385,12 +385,16 @@ def test_tails_follow_over_ensemble_changes_to_the_end(
     writer = client.create_ledger()
     append(writer, 5)
 
-    def follow(start: int) -> list[bytes]:
-        tail = other.open_ledger(writer.ledger_id).tail(start, idle_timeout=WAIT_S)
-        return [entry.payload for entry in tail]
+    def follow(reader: BlockingReader, start: int) -> list[bytes]:
+        return [entry.payload for entry in reader.tail(start, idle_timeout=WAIT_S)]
 
+    # Opened in front of the kills: one whose ensemble dies meanwhile is told to open it again.
+    readers = [other.open_ledger(writer.ledger_id) for _ in range(2)]
     with ThreadPoolExecutor(2) as pool:
-        followers = [pool.submit(follow, start) for start in (0, 40)]
+        followers = [
+            pool.submit(follow, reader, start)
+            for reader, start in zip(readers, (0, 40), strict=True)
+        ]
         append(writer, 30)
         for bookie_index in (0, 1):
             cluster.kill_bookie(cluster_index(cluster, writer, bookie_index))

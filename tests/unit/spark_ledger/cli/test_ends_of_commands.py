@@ -27,6 +27,7 @@ from spark_ledger.limits.metadata import METADATA_ATTEMPTS
 from spark_ledger.metadata.collection import PassReport
 from spark_ledger.repair import service
 from spark_ledger.repair.auditor import AuditorConfig
+from spark_ledger.metadata.memory import MemoryMetadataStore
 from spark_ledger.repair.balance import Share
 from spark_ledger.repair.nodes import AuditState, CheckState, RepairDone
 from spark_ledger.repair.rebalance import Rebalanced
@@ -38,8 +39,8 @@ from tests.unit.spark_ledger.cli.conftest import Run
 from tests.unit.spark_ledger.cli.test_what_operators_see import URI, returning, soon
 
 B0, B1 = BookieId("b0"), BookieId("b1")
-NO_BOOKIES = SimpleNamespace(context=SimpleNamespace(directory=SimpleNamespace(all=list)))
-"""A client that has nobody to reach."""
+NO_BOOKIES = SimpleNamespace(context=SimpleNamespace(store=MemoryMetadataStore()))
+"""A client of a cluster in which no bookie is registered: it has nobody to reach."""
 
 
 @pytest.mark.parametrize("as_json", [False, True])
