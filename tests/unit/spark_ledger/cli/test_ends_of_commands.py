@@ -25,9 +25,9 @@ from spark_ledger.keeper.config import KeeperConfig
 from spark_ledger.limits.keeper import OPTIMIZE_S
 from spark_ledger.limits.metadata import METADATA_ATTEMPTS
 from spark_ledger.metadata.collection import PassReport
+from spark_ledger.metadata.memory import MemoryMetadataStore
 from spark_ledger.repair import service
 from spark_ledger.repair.auditor import AuditorConfig
-from spark_ledger.metadata.memory import MemoryMetadataStore
 from spark_ledger.repair.balance import Share
 from spark_ledger.repair.nodes import AuditState, CheckState, RepairDone
 from spark_ledger.repair.rebalance import Rebalanced
