@@ -10,6 +10,7 @@ from typing import Final
 
 from spark_ledger.client.context import ClientContext
 from spark_ledger.client.lane_reader import verify_chunk
+from spark_ledger.errors import BookieUnavailableError
 from spark_ledger.limits.client import (
     BUSY_PAUSE_S,
     BUSY_PAUSE_S_MAX,
@@ -21,7 +22,7 @@ from spark_ledger.protocol.events import LastConfirmedAnswer, ReadEntries
 from spark_ledger.protocol.last_confirmed import LastConfirmedRead, LongPoll, Proof
 from spark_ledger.tasks import cancel
 from spark_ledger.transport.base import LastConfirmed
-from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerMetadata
+from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerMetadata, Versioned
 from spark_ledger.wire.frame import Digest
 
 PROOF_TRIES: Final = 3
@@ -113,6 +114,28 @@ async def read_last_confirmed(
         raise round_.error
     assert round_.result is not None, "A round that is over has a result or an error."
     return round_.result
+
+
+async def read_newest_confirmed(
+    context: ClientContext, ledger: Versioned[LedgerMetadata], access_key: bytes, digest: Digest
+) -> tuple[Versioned[LedgerMetadata], EntryId]:
+    """The last add confirmed of a ledger, and the metadata which it was read with.
+
+    Its writer may replace bookies that have ended while they are asked: then others are.
+
+    Raises BookieUnavailableError if too few of the newest fragment's bookies answer,
+    NoSuchLedgerError, MetadataUnavailableError.
+    """
+    while not ledger.value.is_closed:
+        try:
+            confirmed = await read_last_confirmed(context, ledger.value, access_key, digest)
+        except BookieUnavailableError:
+            known, ledger = ledger, await context.ledgers.read_latest(ledger.value.ledger_id)
+            if ledger.version == known.version:
+                raise
+        else:
+            return ledger, confirmed
+    return ledger, ledger.value.last_entry_id
 
 
 class Prover:

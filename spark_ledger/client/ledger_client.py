@@ -12,7 +12,7 @@ from typing import Self
 
 from spark_ledger.client.context import ClientContext
 from spark_ledger.client.counters import ClientCounters
-from spark_ledger.client.last_confirmed import read_last_confirmed
+from spark_ledger.client.last_confirmed import read_newest_confirmed
 from spark_ledger.client.left_open import LeftOpen
 from spark_ledger.client.reader import LedgerReader
 from spark_ledger.client.recovery import Recovery
@@ -236,11 +236,9 @@ class LedgerClient:
             ledger = await Recovery(
                 self._context, ledger, access_key=access_key, digest=digest
             ).run()
-        last_add_confirmed = NO_ENTRY
-        if not ledger.value.is_closed:
-            last_add_confirmed = await read_last_confirmed(
-                self._context, ledger.value, access_key, digest
-            )
+        ledger, last_add_confirmed = await read_newest_confirmed(
+            self._context, ledger, access_key, digest
+        )
         return LedgerReader(
             self._context,
             ledger,

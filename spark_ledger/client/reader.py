@@ -8,7 +8,12 @@ from contextlib import aclosing
 from spark_ledger.client.context import ClientContext
 from spark_ledger.client.entry_batch import EntryBatch
 from spark_ledger.client.lane_reader import LaneReader
-from spark_ledger.client.last_confirmed import PollMemory, read_last_confirmed, wait_for_newer
+from spark_ledger.client.last_confirmed import (
+    PollMemory,
+    read_last_confirmed,
+    read_newest_confirmed,
+    wait_for_newer,
+)
 from spark_ledger.client.tail import Tail
 from spark_ledger.errors import (
     BookieUnavailableError,
@@ -79,7 +84,11 @@ class LedgerReader:
         MetadataUnavailableError.
         """
         await self._refresh_metadata()
-        await self.refresh_confirmed()
+        ledger, newest = await read_newest_confirmed(
+            self._context, self._ledger, self._access_key, self._digest
+        )
+        self.renew(ledger)
+        self._last_add_confirmed = max(self._last_add_confirmed, newest)
 
     async def refresh_confirmed(self) -> None:
         """Learn of newly confirmed entries from the bookies that this reader knows: needs no

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -123,7 +124,11 @@ def chosen(mutants: Sequence[Mutant], names: Sequence[str]) -> list[Mutant]:
 
 
 def evenly(mutants: Sequence[Mutant], number_max: int) -> list[Mutant]:
-    """At most so many mutants, always the same: of each file in turn, spread evenly over it."""
+    """At most so many mutants: of each file in turn, spread evenly over it.
+
+    Always the same ones of a tree. Any change of a source that has mutants moves all of them on,
+    so that those which a change saves from being found are not missed for ever.
+    """
     areas: dict[str, list[Mutant]] = {}
     for mutant in mutants:
         areas.setdefault(mutant.area, []).append(mutant)
@@ -134,11 +139,18 @@ def evenly(mutants: Sequence[Mutant], number_max: int) -> list[Mutant]:
             if left and shares[area] < len(areas[area]):
                 shares[area] += 1
                 left -= 1
+    turn = _turn(mutants)
     return [
-        found[index * len(found) // shares[area]]
+        found[(turn + index * len(found) // shares[area]) % len(found)]
         for area, found in areas.items()
         for index in range(shares[area])
     ]
+
+
+def _turn(mutants: Sequence[Mutant]) -> int:
+    """A number that the sources of these mutants decide."""
+    files = {edit.file for mutant in mutants for edit in mutant.all_edits}
+    return zlib.crc32(b"".join((ROOT / file).read_bytes() for file in sorted(files)))
 
 
 def _check_only_bodies(name: str, file: str, text: str) -> None:

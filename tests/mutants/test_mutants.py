@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from tests.effort import MUTANTS
+from tests.mutants import catalog
 from tests.mutants.catalog import ROOT, Mutant, load
 from tests.mutants.running import Verdict
 from tests.mutants.suites import kills_before
@@ -98,6 +99,20 @@ def test_no_mutant_uses_a_name_that_is_not_there(
 
 def test_every_mutant_was_killed() -> None:
     assert kills_before().keys() == {m.name for m in load() if not m.equivalent}
+
+
+def test_share_of_mutants_changes_when_their_source_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog, "ROOT", tmp_path)
+    mutants = [Mutant(f"{n}", "a bug", ("unit",), file="a.py", area="core") for n in range(10)]
+    shares: list[list[str]] = []
+    for text in ("a = 1", "a = 1", "a = 2", "a = 3", "a = 4"):
+        (tmp_path / "a.py").write_text(text, encoding="utf-8")
+        shares.append([mutant.name for mutant in catalog.evenly(mutants, 3)])
+    assert all(len(set(share)) == 3 for share in shares)
+    assert shares[0] == shares[1]
+    assert len({tuple(share) for share in shares}) > 1
 
 
 @pytest.mark.timeout(HANGS_AFTER_S + 10)

@@ -376,3 +376,41 @@ def test_lost_announcement_is_repeated_until_readers_see_the_end() -> None:
         assert len(told) == 6
 
     run(test)
+
+
+@pytest.mark.parametrize("opened_before", [False, True])
+def test_writer_that_replaces_its_bookies_while_they_are_asked_fails_no_reader(
+    opened_before: bool,
+) -> None:
+    """Metadata are read, then bookies are asked: in between both may have ended, and others be
+    there."""
+
+    async def test(world: World) -> None:
+        writer = await (await world.client(explicit_lac_delay_s=0.01)).create_ledger()
+        await writer.append(b"0")
+        client = await world.client()
+        reader = await client.open_ledger(writer.ledger_id) if opened_before else None
+        honest = client._context.transport.read_last_confirmed
+        ended = writer.metadata.last_fragment.bookies[1:]
+
+        async def asking(*args: Any, **kwargs: Any) -> LastConfirmed:
+            if set(ended) & world.alive.keys():
+                for bookie_id in ended:
+                    world.kill(bookie_id)
+                await writer.append(b"1")
+                await writer.flush()
+            return await honest(*args, **kwargs)
+
+        client._context.transport.read_last_confirmed = asking  # type: ignore[method-assign]
+        if reader is None:
+            reader = await client.open_ledger(writer.ledger_id)
+        else:
+            await reader.refresh()
+        assert reader.last_add_confirmed >= 0
+        assert not set(ended) & set(reader.metadata.last_fragment.bookies)
+        for bookie_id in reader.metadata.last_fragment.bookies[1:]:
+            world.kill(bookie_id)
+        with pytest.raises(BookieUnavailableError):
+            await reader.refresh()
+
+    run(test, bookies=5)
