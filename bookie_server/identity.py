@@ -19,6 +19,7 @@ the cluster was restored and accepts newer starts, the bookie that runs notes it
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
@@ -31,10 +32,11 @@ from bookie_server.core.identity import (
     DirectoryStart,
     KnownStart,
     Standing,
-    are_of_two_bookies,
     check_places,
     check_starts,
+    is_of_another,
     is_unresolved,
+    letters_noted,
     next_counter,
     next_nonce,
     settled,
@@ -49,6 +51,7 @@ from spark_ledger.errors import (
     BookieReplacedError,
     ConfigurationError,
     ConflictError,
+    CorruptionError,
     LedgerError,
     NotFoundError,
     OutcomeUnknownError,
@@ -111,6 +114,11 @@ class Identity:
     def is_restore_accepted(self) -> bool:
         """An operator has accepted the last restore of which the store told."""
         return 0 < self._accepted_restores == self._store.restores
+
+    async def letters(self) -> str:
+        """Those in front of every start that the directories know; empty if they know none. Raises
+        ConfigurationError if that cannot be read, CorruptionError."""
+        return letters_noted(await self._read())
 
     async def check(self) -> None:
         """Check that these directories may serve, before anything in them is changed.
@@ -193,6 +201,10 @@ class Identity:
     async def why_left(self) -> str:
         """Why this bookie is none of its cluster any more; empty: it is one. Raises what the
         metadata store raises."""
+        with contextlib.suppress(CorruptionError):  # what cannot be read tells of nobody else
+            node = await self._look()
+            if node is not None and self._is_of_another(known := _known(node.value)):
+                return self._why_replaced(known)
         return await why_left(self._store, self._bookie_id, self._incarnation)
 
     # -- the directories ---------------------------------------------------------------------------
@@ -302,7 +314,7 @@ class Identity:
                     changed.set()
                     continue
                 known = _NO_START if node is None else _known(node.value)
-                verdict = standing(self.start, known)
+                verdict = standing(self.start, known, self._incarnation)
                 if node is not None and known.accepts_newer and verdict is not Standing.REPLACED:
                     if await self._note_again(node.version):
                         self._accepted_restores = restores
@@ -315,7 +327,7 @@ class Identity:
                 logger.exception("the cluster's cookie of this bookie cannot be read")
                 continue
             if verdict is Standing.REPLACED:
-                on_replaced(self._why_replaced(known.start))
+                on_replaced(self._why_replaced(known))
                 return
             is_older = verdict is Standing.CLUSTER_IS_OLDER
             if is_older and not was_older:
@@ -328,8 +340,12 @@ class Identity:
             if is_older:
                 self._accepted_restores = 0
 
-    def _why_replaced(self, there: BookieStart | None) -> str:
-        if are_of_two_bookies(self.start, there):
+    def _is_of_another(self, known: KnownStart) -> bool:
+        return is_of_another(known, self.start, self._incarnation)
+
+    def _why_replaced(self, known: KnownStart) -> str:
+        there = known.start
+        if self._is_of_another(known):
             return (
                 f"the cluster knows another bookie as {self._bookie_id!r}: one of the two was "
                 "formatted when the other had left, and ZooKeeper may have been restored since"
@@ -366,4 +382,5 @@ class Identity:
 
 
 def _known(cookie: BookieCookie) -> KnownStart:
-    return KnownStart(cookie.start, cookie.is_confirmed, cookie.places, cookie.accepts_newer)
+    start, made_as = cookie.start, cookie.incarnation
+    return KnownStart(start, cookie.is_confirmed, cookie.places, cookie.accepts_newer, made_as)

@@ -96,8 +96,9 @@ async def format_new(config: BookieConfig, store: MetadataStore) -> Cookie:
     """Make a new bookie: its name in the cluster, then its directories.
 
     When that fails nothing is left behind, and what is left by a format that was killed is taken
-    for its beginning. Raises ConfigurationError if the name is taken, or a directory is not empty
-    or cannot be made or looked into; otherwise what the metadata store raises.
+    for its beginning. Raises ConfigurationError if the name is taken, or who had it runs still, or
+    a directory is not empty or cannot be made or looked into; otherwise what the metadata store
+    raises.
     """
     files, ledger_directories = PosixFileSystem(), config.ledger_directories
 
@@ -115,10 +116,12 @@ async def format_new(config: BookieConfig, store: MetadataStore) -> Cookie:
         secrets.token_hex(8),
         is_forming=True,
     )
+    await _check_vacant(bookie_id, store)
     is_new, version = await _take_name(cookie, store)
     try:
+        await _check_vacant(bookie_id, store)  # whoever comes from now on meets this cookie
         # Of a bookie of this name, which has left: its mark would look like a restore (rule G4).
-        for path_of in (leaving_path, left_path, collection_path, order_path):
+        for path_of in (leaving_path, collection_path, order_path):
             with contextlib.suppress(NotFoundError):
                 await store.delete(path_of(bookie_id))
         formatted = await in_daemon_thread(
@@ -138,9 +141,24 @@ async def format_new(config: BookieConfig, store: MetadataStore) -> Cookie:
         if isinstance(error, OSError):  # a restart meets it again
             raise ConfigurationError(f"the directories cannot be made: {error}") from error
         raise
+    with contextlib.suppress(LedgerError):  # until there is another bookie, it keeps that one out
+        await store.delete(left_path(bookie_id))
     with contextlib.suppress(LedgerError):  # the first start does it then
         await _end_forming(cookie, version, store)
     return formatted
+
+
+async def _check_vacant(bookie_id: BookieId, store: MetadataStore) -> None:
+    """Check that nobody is registered under the name of a bookie that is to be made: one that was
+    decommissioned, and runs, would be writable again, and then the new one, which has nothing, in
+    its place (rule R10). Raises ConfigurationError."""
+    info = await BookieRegistry(store).get(bookie_id)
+    if info is not None:
+        raise ConfigurationError(
+            f"bookie id {bookie_id!r} is taken in this cluster, by who is registered at "
+            f"{info.address}: choose another bookie_id, or if that bookie was decommissioned, stop "
+            "it, wait until its session has ended, and repeat"
+        )
 
 
 async def _take_name(cookie: BookieCookie, store: MetadataStore) -> tuple[bool, int]:

@@ -42,10 +42,10 @@ async def relocate(config: BookieConfig, store: MetadataStore) -> str:
                 f"bookie {bookie_id} is registered at {info.address}: stop it, or wait until the "
                 "session of its dead process has ended, and repeat"
             )
-        await _make_missing_cookie(cookie, store)
+        identity = Identity(cookie, directories, store, files, is_moved=True)
+        await _make_missing_cookie(cookie, await identity.letters(), store)
         with contextlib.suppress(NotFoundError):  # it is a bookie of the cluster (rule R10)
             await store.delete(left_path(bookie_id))
-        identity = Identity(cookie, directories, store, files, is_moved=True)
         await identity.check()
         if not await identity.claim():
             raise ConfigurationError(
@@ -60,8 +60,9 @@ async def relocate(config: BookieConfig, store: MetadataStore) -> str:
     return f"bookie {bookie_id} is in {names} (start {counter}); every other copy is refused"
 
 
-async def _make_missing_cookie(cookie: Cookie, store: MetadataStore) -> None:
-    """ZooKeeper was restored from a backup that is older than the bookie."""
+async def _make_missing_cookie(cookie: Cookie, letters: str, store: MetadataStore) -> None:
+    """ZooKeeper was restored from a backup that is older than the bookie, whose starts have these
+    letters: with others it would be another bookie's (rule S13)."""
     bookie_id = BookieId(cookie.bookie_id)
     try:
         await store.get_latest(cookie_path(bookie_id))
@@ -71,7 +72,7 @@ async def _make_missing_cookie(cookie: Cookie, store: MetadataStore) -> None:
             cookie.bookie_id,
             cookie.journal_directory,
             cookie.ledger_directories,
-            secrets.token_hex(8),
+            letters or secrets.token_hex(8),
             accepts_newer=True,
         )
         await BookieRegistry(store).create_cookie(bookie_id, encode_cookie(made))

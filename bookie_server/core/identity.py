@@ -34,6 +34,9 @@ class KnownStart(NamedTuple):
     accepts_newer: bool = False
     """The cluster was restored from a backup: a directory may know later starts."""
 
+    made_as: str = ""
+    """The letters of the bookie's format; empty: not known."""
+
 
 class DirectoryStart(NamedTuple):
     """What one directory says of the last start, and which directory it is."""
@@ -71,7 +74,7 @@ def check_starts(bookie_id: str, known: KnownStart, directories: Sequence[Direct
         if directory.knows(known):
             continue
         where, here, there = directory.place.path, directory.current, known.start
-        if are_of_two_bookies(here, there):
+        if is_of_another(known, here):
             raise ConfigurationError(
                 f"directory {where} is of another bookie than the one that the cluster knows as "
                 f"{bookie_id}: of the two, one was formatted when the other had left. If ZooKeeper "
@@ -181,13 +184,16 @@ def check_places(
             raise ConfigurationError(f"directory {now.path} {what}; {_RELOCATE}")
 
 
-def are_of_two_bookies(one: BookieStart | None, other: BookieStart | None) -> bool:
-    """Whether two starts are of two bookies that had one name, one after the other (rule S13).
+def is_of_another(known: KnownStart, own: BookieStart | None, made_as: str = "") -> bool:
+    """Whether the cluster's cookie is of another bookie than the one that has started as ``own``:
+    they had one name, one after the other (rule S13). ``made_as``: the letters of its format, if
+    they are known.
 
-    All starts of a bookie have its letters in front; those of older programs have none, and do not
-    tell."""
-    lineages = {_lineage(start) for start in (one, other)}
-    return None not in lineages and len(lineages) == 2
+    All starts of a bookie have its letters in front, and a cookie without a start has those of its
+    format; starts of older programs have none, and do not tell."""
+    there = known.made_as if known.start is None else _lineage(known.start)
+    here = {letters for letters in (_lineage(own), made_as) if letters}
+    return bool(here) and bool(there) and there not in here
 
 
 def _lineage(start: BookieStart | None) -> str | None:
@@ -201,10 +207,14 @@ def next_nonce(
     """The letters of a new start, behind those of the first start that anybody has noted; of the
     first one these are ``made_as``, which the cluster has from the bookie's format. So they are the
     same again behind a start of an older program, which notes none."""
+    return f"{letters_noted(directories) or _lineage(known.start) or made_as}-{token}"
+
+
+def letters_noted(directories: Sequence[DirectoryStart]) -> str:
+    """The letters of the first start that a directory has noted; empty if none has any."""
     starts = [directory.current for directory in directories]
     starts += [directory.pending for directory in directories]
-    noted = (_lineage(start) for start in (*starts, known.start))
-    return f"{next((each for each in noted if each is not None), made_as)}-{token}"
+    return next((letters for letters in map(_lineage, starts) if letters), "")
 
 
 def next_counter(known: KnownStart, directories: Sequence[DirectoryStart]) -> int:
@@ -223,21 +233,23 @@ def is_unresolved(known: KnownStart, directories: Sequence[DirectoryStart]) -> b
     )
 
 
-def standing(own: BookieStart | None, known: KnownStart | None) -> Standing:
+def standing(own: BookieStart | None, known: KnownStart | None, made_as: str = "") -> Standing:
     """What a bookie that serves since start ``own`` is. ``known``: None without a cookie.
+    ``made_as``: the letters of its format, if they are known.
 
     A cookie that is older than the bookie says nothing of another process: a store that was
-    restored, or a server that lags. A later start is another process, and so is any of an earlier
-    bookie of the name, whom a restored store has in place of this one (rule S13).
+    restored, or a server that lags. A later start is another process. Another bookie of the name is
+    one that a restored store has in place of this one, or that was formatted when this one had left
+    (rule S13): it may have not started yet.
     """
+    if known is not None and is_of_another(known, own, made_as):
+        return Standing.REPLACED
     if known is not None and known.start == own:
         return Standing.OURS
     if known is None or known.start is None:
         return Standing.CLUSTER_IS_OLDER
     is_older = own is not None and known.start.counter < own.counter
-    if is_older and not are_of_two_bookies(own, known.start):
-        return Standing.CLUSTER_IS_OLDER
-    return Standing.REPLACED
+    return Standing.CLUSTER_IS_OLDER if is_older else Standing.REPLACED
 
 
 def _is_same(now: DirectoryPlace, then: DirectoryPlace) -> bool:

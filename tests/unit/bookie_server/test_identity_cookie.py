@@ -347,7 +347,7 @@ def test_bookie_that_was_formatted_anew_takes_no_place_in_a_backup(starts: int) 
         with pytest.raises(ConfigurationError, match="is of another bookie than"):
             await world.start()
         await store.delete(path)  # the other one is decommissioned, and this one relocated
-        cookie = msgspec.structs.replace(before, start=None, places=(), accepts_newer=True)
+        cookie = msgspec.structs.replace(made, accepts_newer=True)
         await store.create(path, encode_cookie(cookie))
         await world.start()
 

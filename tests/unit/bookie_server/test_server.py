@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from bookie_server import server
 from bookie_server.config import BookieConfig, parse
 from bookie_server.exit_codes import EXIT_OK, EXIT_REPLACED
+from bookie_server.registration import format_new, is_formatted
 from bookie_server.server import BookieServer
 from spark_ledger.local.ports import free_port
 from spark_ledger.metadata import bookies
@@ -72,8 +73,10 @@ class Cluster:
         return decode_cookie(B, self.tree.get(cookie_path(B)).value)
 
     async def leave_node(self) -> MemoryMetadataStore:
-        """What a process leaves behind that was killed."""
+        """What a process leaves behind that was killed before its bookie's first start."""
         session = self.tree.open_session()
+        if not is_formatted(self.config):
+            await format_new(self.config, session)
         await session.create(NODE, encode_bookie(BookieInfo(B, "h:9")), ephemeral=True)
         return session
 

@@ -268,6 +268,22 @@ def test_earlier_start_of_this_bookie_or_of_an_older_program_is_no_other_bookie(
     check_starts("b", known, [directory(BookieStart(4, "of an older program"))])
 
 
+@pytest.mark.parametrize("accepts_newer", [False, True])
+def test_bookie_that_was_formatted_since_this_one_left_is_another_before_its_first_start(
+    *, accepts_newer: bool
+) -> None:
+    """Its cookie has no start yet, as after a restore: but the letters of another format."""
+    formatted = KnownStart(None, is_confirmed=True, accepts_newer=accepts_newer, made_as="made")
+    with pytest.raises(ConfigurationError, match="is of another bookie than"):
+        check_starts("b", formatted, [directory(ANEW)])
+    assert standing(ANEW, formatted, "new") is Standing.REPLACED
+    assert standing(None, formatted, "new") is Standing.REPLACED, "on a full disk it noted no start"
+    own = formatted._replace(made_as="new")
+    assert standing(ANEW, own, "new") is Standing.CLUSTER_IS_OLDER
+    assert standing(None, own, "new") is Standing.OURS
+    assert standing(TWO, formatted) is Standing.CLUSTER_IS_OLDER, "an older program's do not tell"
+
+
 @pytest.mark.parametrize(
     ("known", "here", "nonce"),
     [
