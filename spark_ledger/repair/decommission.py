@@ -77,9 +77,9 @@ async def drain(
     cluster, and read-only, until ``stay`` (rule R13).
 
     ``told`` hears what names it after each look at all ledgers, every few seconds. Raises
-    NotFoundError if the cluster has no such bookie, CorruptionError if the node of a ledger cannot
-    be read, once nothing else names the bookie, and what the metadata store raises: begun again, it
-    goes on where it was.
+    NotFoundError if the cluster has no such bookie, ConflictError if it was let stay meanwhile,
+    CorruptionError if the node of a ledger cannot be read, once nothing else names the bookie, and
+    what the metadata store raises: begun again, it goes on where it was.
     """
     store, registry = client.store, BookieRegistry(client.store)
     known = await registry.list_cookies()
@@ -92,6 +92,8 @@ async def drain(
     auditor, worker = Auditor(client, AuditorConfig()), Worker(client, config)
 
     async def look() -> int:
+        if not await _is_leaving(store, bookie_id):
+            return 0
         named = await auditor.audit(frozenset([bookie_id]))
         told(Named(named, auditor.named_bytes))
         return named
@@ -135,7 +137,7 @@ async def decommission(
     name it, after each look at all of them. It may live, and not hear of it: it is not registered
     again.
 
-    Raises as ``drain``, and ConflictError if it was let stay meanwhile.
+    Raises as ``drain``.
     """
     await drain(client, bookie_id, config, told=lambda left: told(left.ledgers))
     await _leave(client.store, bookie_id)
@@ -148,26 +150,36 @@ async def decommission(
     return Left(runs)
 
 
+async def _is_leaving(store: MetadataStore, bookie_id: BookieId) -> bool:
+    """Whether a bookie has to leave still; False if it has, since another operator takes it out too
+    and was faster. Raises ConflictError if it was let stay, or another one has its name: its
+    writers may be back, so this would have no end."""
+    if await _read(store, leaving_path(bookie_id)) is not None:
+        return True
+    if await has_left(store, bookie_id):
+        return False
+    raise ConflictError(
+        f"bookie {bookie_id} does not leave: `ledger bookies decommission {bookie_id} --cancel` or "
+        f"`drain {bookie_id} --undo` has let it stay meanwhile, or it was formatted again"
+    )
+
+
 async def _leave(store: MetadataStore, bookie_id: BookieId) -> None:
     """Note that a bookie has left, with which cookie, and take that away: unless it was let stay
     meanwhile, or another one has its name. Either all of this happens or nothing (rule R10)."""
     await _make_left(store)
-    incarnation, failed = "", None
+    told, failed = b"", None
     for _ in range(METADATA_ATTEMPTS):
-        if await _read(store, leaving_path(bookie_id)) is None:
-            if await has_left(store, bookie_id):
-                return  # another operator takes it out too, and was faster
-            raise ConflictError(
-                f"bookie {bookie_id} does not leave: `ledger bookies decommission {bookie_id} "
-                "--cancel` has let it stay meanwhile, or it was formatted again"
-            )
+        if not await _is_leaving(store, bookie_id):
+            return
         cookie = await _read(store, cookie_path(bookie_id))
         left = await _read(store, left_path(bookie_id))
         gone: list[Operation] = []
         if cookie is not None:
-            incarnation = incarnation_in(bookie_id, cookie.value)
+            told = incarnation_in(bookie_id, cookie.value).encode()
             gone.append(Delete(cookie_path(bookie_id), cookie.version))
-        told = incarnation.encode()
+        elif left is not None and await BookieRegistry(store).get(bookie_id) is None:
+            told = left.value  # it was begun again: nobody else had the name since
         if left is None:
             gone.append(Create(left_path(bookie_id), told))
         elif left.value != told:

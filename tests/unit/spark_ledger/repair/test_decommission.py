@@ -86,11 +86,16 @@ def test_decommission_that_is_begun_again_behind_its_end_ends_as_well() -> None:
     async def test(world: World) -> None:
         await give_cookies(world)
         client = await world.client()
+        cookie = BookieCookie("c", LEFT, "/j", ("/l",), "first")
+        node = await client.store.get(cookie_path(LEFT))
+        await client.store.put(cookie_path(LEFT), encode_cookie(cookie), node.version)
         assert (await decommission(client, LEFT, CONFIG, told=lambda _: None)).runs
         await lose(world, LEFT)
         assert await leaving(client.store) == {LEFT}
         assert not (await decommission(client, LEFT, CONFIG, told=lambda _: None)).runs
         assert await leaving(client.store) == frozenset()
+        assert await has_left(client.store, LEFT, "first")
+        assert not await has_left(client.store, LEFT, "next"), "of its name, behind a restore"
 
     run_virtually(test, bookies=4)
 
@@ -118,13 +123,53 @@ def test_decommission_that_is_cancelled_behind_its_last_look_takes_nothing_away(
         await asyncio.sleep(3.0)
         assert told == [0, 0] and not work.done(), "it waits for clients that have not heard of it"
         assert await stay(await world.client(), LEFT)
-        with pytest.raises(ConflictError, match=r"b0 does not leave: .*--cancel` has let it stay"):
+        with pytest.raises(ConflictError, match=r"b0 does not leave: .*--cancel` or"):
             await work
         assert LEFT in await BookieRegistry(client.store).list_cookies()
         assert await leaving(client.store) == frozenset()
         assert await node_at(client, left_path(LEFT)) is None
 
     run_virtually(test, bookies=4)
+
+
+@pytest.mark.parametrize("work", [decommission, drain])
+def test_command_ends_when_another_one_lets_the_bookie_stay(work: Any) -> None:
+    """Its writers come back, so there would be more to do for ever."""
+
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        client = await world.client()
+        await (await filled(client)).close()  # on all bookies: nobody can take it over
+        told: list[object] = []
+        running = asyncio.create_task(work(await world.client(), LEFT, CONFIG, told=told.append))
+        await asyncio.sleep(5.0)
+        assert told and await stay(client, LEFT)
+        seen = len(told)
+        with pytest.raises(ConflictError, match=r"b0 does not leave: .*--undo` has let it stay"):
+            async with asyncio.timeout(60.0):
+                await running
+        assert len(told) <= seen + 1
+        assert LEFT in await BookieRegistry(client.store).list_cookies()
+
+    run_virtually(test, bookies=3)
+
+
+def test_drain_beside_a_decommission_that_was_faster_ends() -> None:
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        client = await world.client()
+        await (await filled(client)).close()
+        running = asyncio.create_task(drain(client, LEFT, CONFIG, told=lambda _: None))
+        await asyncio.sleep(1.0)
+        other = await world.client()
+        await other.store.delete(cookie_path(LEFT))
+        await other.store.create("repair/left", b"")
+        await other.store.create(left_path(LEFT), b"")
+        await other.store.delete(leaving_path(LEFT))
+        async with asyncio.timeout(60.0):
+            await running
+
+    run_virtually(test, bookies=3)
 
 
 @pytest.mark.parametrize("has_cookie", [True, False])
