@@ -11,6 +11,7 @@ A bookie that was formatted since the backup is not in it, and runs on: it is as
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.cookies import accept_newer_starts
 from spark_ledger.metadata.ledger_ids import next_counted, raise_counter
 from spark_ledger.metadata.ledgers import LedgerStore
-from spark_ledger.repair.nodes import leaving
+from spark_ledger.repair.nodes import begin_check, leaving
 from spark_ledger.transport.base import Transport
 from spark_ledger.types import BookieId, BookieState
 
@@ -46,7 +47,8 @@ class Restored(NamedTuple):
 async def accept_restored(
     store: MetadataStore, transport: Transport, without: Collection[str]
 ) -> Restored:
-    """Let bookies start again, and give no id again. Repeating it is safe.
+    """Let bookies start again, give no id again, and have repair look for copies that have moved
+    since the backup. Repeating it is safe.
 
     Raises ConfigurationError if ``without`` names a stranger, BookieUnavailableError if a bookie
     does not answer, or says what cannot be; bookies may start from then on, and the ids are as they
@@ -72,6 +74,7 @@ async def accept_restored(
             f"{_remedies(silent, without_cookie)} and run this again, or leave out those that are "
             "gone for good with --without-bookie ID"
         )
+    await begin_check(store, time.time_ns() // 1_000_000)
     ledgers = await LedgerStore(store).list()
     named = max((ledger_id + 1 for ledger_id in ledgers), default=1)
     _check(next_ids, max(named, await next_counted(store)))

@@ -135,9 +135,8 @@ class Checker:
                 if not is_elected():
                     return False
                 holes += (await self.check(ledger_id)).lacks
-            state = CheckState(
-                begun_ms=state.begun_ms,
-                ended_ms=state.ended_ms,
+            state = msgspec.structs.replace(
+                state,
                 after=max(todo),
                 ledgers=state.ledgers + len(todo),
                 with_holes=state.with_holes + holes,
@@ -147,6 +146,7 @@ class Checker:
             ended_ms=round(self._clock() * 1000),
             ledgers=state.ledgers,
             with_holes=state.with_holes,
+            restored=state.restored,
         )
         await self._write(ended, known)
         logger.info(

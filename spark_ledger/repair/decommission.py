@@ -40,6 +40,7 @@ from spark_ledger.metadata.cookies import (
     left_path,
 )
 from spark_ledger.repair.auditor import Auditor, AuditorConfig
+from spark_ledger.repair.kept import KeptCopies
 from spark_ledger.repair.nodes import forget_without_cookie, leaving, ran_without_cookie
 from spark_ledger.repair.worker import Worker, WorkerConfig
 from spark_ledger.types import BookieId, Versioned
@@ -62,6 +63,7 @@ class Named(NamedTuple):
     """What still names a bookie that is being emptied."""
 
     ledgers: int
+    """Once none names it: those that lack what it holds, behind a restored ZooKeeper."""
     size_bytes: int
     """About so many bytes of closed ledgers it has to hold."""
 
@@ -73,8 +75,8 @@ async def drain(
     *,
     told: Callable[[Named], None],
 ) -> None:
-    """Have a bookie take nothing new, and return once nothing names it. It stays a bookie of the
-    cluster, and read-only, until ``stay`` (rule R13).
+    """Have a bookie take nothing new, and return once nothing names it, or lacks what it holds. It
+    stays a bookie of the cluster, and read-only, until ``stay`` (rule R13).
 
     ``told`` hears what names it after each look at all ledgers, every few seconds. Raises
     NotFoundError if the cluster has no such bookie, ConflictError if it was let stay meanwhile,
@@ -90,11 +92,12 @@ async def drain(
     with contextlib.suppress(ConflictError):  # it was begun before
         await store.create(leaving_path(bookie_id), b"")
     auditor, worker = Auditor(client, AuditorConfig()), Worker(client, config)
+    kept = KeptCopies(client, bookie_id)
 
     async def look() -> int:
         if not await _is_leaving(store, bookie_id):
             return 0
-        named = await auditor.audit(frozenset([bookie_id]))
+        named = await auditor.audit(frozenset([bookie_id])) or await kept.count()
         told(Named(named, auditor.named_bytes))
         return named
 

@@ -25,7 +25,13 @@ from typing import Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from spark_ledger.errors import BookieUnavailableError, ConflictError, NotFoundError
+from spark_ledger.errors import (
+    BookieUnavailableError,
+    ConflictError,
+    NotFoundError,
+    OutcomeUnknownError,
+)
+from spark_ledger.limits.metadata import METADATA_ATTEMPTS
 from spark_ledger.metadata.base import Create, Delete, MetadataStore, Operation
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.cookies import LEAVING_PATH, leaving_path
@@ -105,6 +111,8 @@ class CheckState(Node, frozen=True, kw_only=True):
     """Ledgers up to this one are done."""
     ledgers: Count = 0
     with_holes: Count = 0
+    restored: bool = False
+    """It was begun since ZooKeeper was restored: copies may be where nothing names them."""
 
 
 class ClosedState(Node, frozen=True, kw_only=True):
@@ -166,6 +174,22 @@ async def mark(
         except (ConflictError, NotFoundError):
             continue  # somebody marked it, or took it off, meanwhile
         return
+
+
+async def begin_check(store: MetadataStore, now_ms: int) -> None:
+    """Have all ledgers checked from now on, as ZooKeeper was restored: it may name bookies that
+    have given their copies back since (rule R12). Raises what the metadata store raises."""
+
+    async def write() -> None:
+        before = await read_or_renew(store, CheckState(), CHECK_PATH)
+        ended_ms = now_ms if before is None else before.value.ended_ms
+        begun = CheckState(begun_ms=now_ms, ended_ms=ended_ms, restored=True)
+        await write_node(store, CHECK_PATH, begun, before)
+
+    for _ in range(METADATA_ATTEMPTS - 1):
+        with contextlib.suppress(ConflictError, NotFoundError, OutcomeUnknownError):
+            return await write()
+    return await write()
 
 
 async def leaving(store: MetadataStore) -> frozenset[BookieId]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import pytest
@@ -15,9 +16,11 @@ from spark_ledger.limits.metadata import LEDGER_ID_END, RESTORED_IDS_MAX
 from spark_ledger.limits.metadata import RESTORED_IDS_SKIPPED as SKIPPED
 from spark_ledger.metadata.bookies import BOOKIES_PATH, COOKIES_PATH
 from spark_ledger.metadata.cookies import BookieCookie, decode_cookie, encode_cookie, leaving_path
+from spark_ledger.metadata.json_nodes import read_node
 from spark_ledger.metadata.ledger_ids import LedgerIds, next_counted, raise_counter
 from spark_ledger.metadata.ledgers import LedgerStore
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, MemoryTree, Outcome
+from spark_ledger.repair.nodes import CHECK_PATH, CheckState
 from spark_ledger.transport.base import BookieDescription
 from spark_ledger.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Quorums
 from tests.unit.spark_ledger.cli.conftest import Run
@@ -74,6 +77,9 @@ def test_no_id_that_a_bookie_or_the_metadata_know_is_given_again(
         assert done.next_ledger_id == highest + SKIPPED
         assert await next_id(store) == highest + SKIPPED
         assert done.next_ids == {"a": held[0], "b": held[1]}
+        check = await read_node(store, CheckState, CHECK_PATH)
+        assert check is not None and check.value.restored, "copies are looked for at once"
+        assert abs(check.value.begun_ms / 1000 - time.time()) < 60 and not check.value.after
         again = await accept(store, Bookies(a=held[0], b=held[1]))
         assert again.next_ledger_id == again.next_ledger_id_before > done.next_ledger_id
 
