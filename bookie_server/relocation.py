@@ -17,7 +17,13 @@ from bookie_server.storage.fs.posix_fs import PosixFileSystem
 from spark_ledger.errors import ConfigurationError, NotFoundError
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import BookieRegistry
-from spark_ledger.metadata.cookies import BookieCookie, cookie_path, encode_cookie, left_path
+from spark_ledger.metadata.cookies import (
+    BookieCookie,
+    cookie_path,
+    encode_cookie,
+    leaving_path,
+    left_path,
+)
 from spark_ledger.types import BookieId
 
 
@@ -43,7 +49,11 @@ async def relocate(config: BookieConfig, store: MetadataStore) -> str:
                 "session of its dead process has ended, and repeat"
             )
         identity = Identity(cookie, directories, store, files, is_moved=True)
-        await _make_missing_cookie(cookie, await identity.letters(), store)
+        if await _make_missing_cookie(cookie, await identity.letters(), store):
+            with contextlib.suppress(
+                NotFoundError
+            ):  # its name's, of before: who has a cookie stays
+                await store.delete(leaving_path(bookie_id))
         with contextlib.suppress(NotFoundError):  # it is a bookie of the cluster (rule R10)
             await store.delete(left_path(bookie_id))
         await identity.check()
@@ -60,9 +70,9 @@ async def relocate(config: BookieConfig, store: MetadataStore) -> str:
     return f"bookie {bookie_id} is in {names} (start {counter}); every other copy is refused"
 
 
-async def _make_missing_cookie(cookie: Cookie, letters: str, store: MetadataStore) -> None:
+async def _make_missing_cookie(cookie: Cookie, letters: str, store: MetadataStore) -> bool:
     """ZooKeeper was restored from a backup that is older than the bookie, whose starts have these
-    letters: with others it would be another bookie's (rule S13)."""
+    letters: with others it would be another bookie's (rule S13). Whether it was missing."""
     bookie_id = BookieId(cookie.bookie_id)
     try:
         await store.get_latest(cookie_path(bookie_id))
@@ -76,3 +86,5 @@ async def _make_missing_cookie(cookie: Cookie, letters: str, store: MetadataStor
             accepts_newer=True,
         )
         await BookieRegistry(store).create_cookie(bookie_id, encode_cookie(made))
+        return True
+    return False

@@ -78,9 +78,11 @@ def check_starts(bookie_id: str, known: KnownStart, directories: Sequence[Direct
             raise ConfigurationError(
                 f"directory {where} is of another bookie than the one that the cluster knows as "
                 f"{bookie_id}: of the two, one was formatted when the other had left. If ZooKeeper "
-                "was restored from a backup that is older than this one's format, take the other "
-                f"one out with `ledger bookies decommission {bookie_id}`, then run `ledger bookie "
-                "relocate --config FILE`; otherwise format a new bookie"
+                "was restored from a backup that is older than this one's format, keep this one's "
+                f"directories, run `ledger bookies decommission {bookie_id}`, and when that has "
+                "ended `ledger bookie relocate --config FILE`; if it does not end, since ledgers "
+                "have copies on such bookies only, restore a backup that is younger than their "
+                "formats; otherwise format a new bookie"
             )
         if here is None:
             assert there is not None, "a directory without starts knows a cluster without"

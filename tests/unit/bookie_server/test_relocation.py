@@ -20,8 +20,9 @@ from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem
 from bookie_server.storage.fs.posix_fs import PosixFileSystem
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.metadata.bookies import BookieRegistry
-from spark_ledger.metadata.cookies import has_left, left_path
+from spark_ledger.metadata.cookies import has_left, leaving_path, left_path
 from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
+from spark_ledger.repair.nodes import leaving
 from spark_ledger.types import BookieId, BookieInfo
 
 pytestmark = pytest.mark.leaves_open(
@@ -130,6 +131,21 @@ async def test_bookie_that_was_taken_out_and_is_relocated_has_not_left(cluster: 
     await relocate(cluster.config, store)
     await BookieRegistry(store).delete_cookie(B)  # in a backup of before
     assert not await has_left(store, B)
+
+
+@in_cluster
+async def test_bookie_without_a_cookie_that_is_relocated_does_not_leave_for_the_one_before(
+    cluster: Cluster,
+) -> None:
+    """That one was decommissioned, and ran, when the backup was taken. One with a cookie may be
+    moved while it is drained."""
+    store = cluster.store()
+    await store.create(leaving_path(B), b"")
+    await relocate(cluster.config, store)
+    assert await leaving(store) == {B}
+    await BookieRegistry(store).delete_cookie(B)
+    await relocate(cluster.config, store)
+    assert await leaving(store) == frozenset()
 
 
 @in_cluster
