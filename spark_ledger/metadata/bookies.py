@@ -441,10 +441,6 @@ class BookieRegistry:
             if found.value != data:
                 raise ConflictError(f"bookie id {bookie_id!r} is taken in this cluster") from error
 
-    async def delete_cookie(self, bookie_id: BookieId) -> None:
-        """Remove a bookie from the cluster for good. A missing cookie is fine."""
-        await self._remove(f"{COOKIES_PATH}/{check_bookie_id(bookie_id)}")
-
     async def list_cookies(self) -> BookieIds:
         """Every bookie that belongs to the cluster, running or not, by id."""
         return [BookieId(name) for name in await self._store.children(COOKIES_PATH)]

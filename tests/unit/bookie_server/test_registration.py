@@ -37,7 +37,7 @@ from spark_ledger.metadata.collection import (
     read_order,
     write_order,
 )
-from spark_ledger.metadata.cookies import leaving_path
+from spark_ledger.metadata.cookies import cookie_path, leaving_path
 from spark_ledger.metadata.json_nodes import encode_node
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, MemoryTree, Outcome
 from spark_ledger.repair.nodes import leaving
@@ -130,7 +130,7 @@ async def test_bookie_of_a_name_that_has_left_begins_without_its_mark(
     await format_new(config, store)
     await store.create(collection_path(BookieId("b1")), encode_node(CollectionNode(mark="old")))
     await write_order(store, BookieId("b1"), CollectionOrder(token="t", accept_restored=True))
-    await BookieRegistry(store).delete_cookie(BookieId("b1"))
+    await store.delete(cookie_path(BookieId("b1")))
     await format_new(config_in(config.journal_directory.parent / "again"), store)
     assert await read_collection(store, BookieId("b1")) is None
     assert await read_order(store, BookieId("b1")) is None
@@ -185,7 +185,7 @@ async def test_a_removed_bookie_is_refused(
     config: BookieConfig, store: MemoryMetadataStore
 ) -> None:
     cookie = await format_new(config, store)
-    await BookieRegistry(store).delete_cookie(BookieId("b1"))
+    await store.delete(cookie_path(BookieId("b1")))
     with pytest.raises(ConfigurationError, match="was removed from its cluster"):
         await check_identity(cookie, store)
 
@@ -195,7 +195,7 @@ async def test_a_name_that_was_given_anew_elsewhere_is_refused(
     config: BookieConfig, store: MemoryMetadataStore
 ) -> None:
     cookie = await format_new(config, store)
-    await BookieRegistry(store).delete_cookie(BookieId("b1"))
+    await store.delete(cookie_path(BookieId("b1")))
     await format_new(config_in(config.journal_directory.parent / "elsewhere"), store)
     with pytest.raises(ConfigurationError, match="elsewhere"):
         await check_identity(cookie, store)

@@ -20,7 +20,7 @@ from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem
 from bookie_server.storage.fs.posix_fs import PosixFileSystem
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.metadata.bookies import BookieRegistry
-from spark_ledger.metadata.cookies import has_left, leaving_path, left_path
+from spark_ledger.metadata.cookies import cookie_path, has_left, leaving_path, left_path
 from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
 from spark_ledger.repair.nodes import leaving
 from spark_ledger.types import BookieId, BookieInfo
@@ -114,7 +114,7 @@ async def test_directories_in_use_are_not_moved(cluster: Cluster) -> None:
 
 @in_cluster
 async def test_cookie_that_the_cluster_lost_is_made_again(cluster: Cluster) -> None:
-    await BookieRegistry(cluster.store()).delete_cookie(B)
+    await cluster.store().delete(cookie_path(B))
     with pytest.raises(ConfigurationError, match="restored from a backup"):
         await cluster.identity(cluster.config).check()
     await relocate(cluster.config, cluster.store())
@@ -126,10 +126,10 @@ async def test_bookie_that_was_taken_out_and_is_relocated_has_not_left(cluster: 
     """Its name was another's in the backup, which an operator took out first."""
     store = cluster.store()
     await store.create(left_path(B), b"")
-    await BookieRegistry(store).delete_cookie(B)
+    await store.delete(cookie_path(B))
     assert await has_left(store, B)
     await relocate(cluster.config, store)
-    await BookieRegistry(store).delete_cookie(B)  # in a backup of before
+    await store.delete(cookie_path(B))  # in a backup of before
     assert not await has_left(store, B)
 
 
@@ -143,7 +143,7 @@ async def test_bookie_without_a_cookie_that_is_relocated_does_not_leave_for_the_
     await store.create(leaving_path(B), b"")
     await relocate(cluster.config, store)
     assert await leaving(store) == {B}
-    await BookieRegistry(store).delete_cookie(B)
+    await store.delete(cookie_path(B))
     await relocate(cluster.config, store)
     assert await leaving(store) == frozenset()
 

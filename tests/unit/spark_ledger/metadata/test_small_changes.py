@@ -62,11 +62,6 @@ async def join(store: MemoryMetadataStore) -> None:
     assert (await store.get(cookie_path(BookieId("b2")))).value == data
 
 
-async def leave(store: MemoryMetadataStore) -> None:
-    await BookieRegistry(store).delete_cookie(B)
-    assert await BookieRegistry(store).list_cookies() in ([], ["b2"])
-
-
 async def count(store: MemoryMetadataStore) -> None:
     """Twice: the counter is made, and raised."""
     for least in (10, 20):
@@ -95,7 +90,7 @@ async def delete(store: MemoryMetadataStore) -> None:
     await LedgerStore(store).delete(LedgerId(7))
 
 
-CHANGES: list[Change] = [order, accept, join, leave, count, take, cluster, sign, delete]
+CHANGES: list[Change] = [order, accept, join, count, take, cluster, sign, delete]
 ONCE_TRIED = (sign, join)
 """Nobody tries these again: nothing depends on a sign, and who formats a bookie is told."""
 

@@ -9,8 +9,7 @@ from typing import Any, NoReturn
 import pytest
 
 from spark_ledger.errors import MetadataUnavailableError
-from spark_ledger.metadata.bookies import BookieRegistry
-from spark_ledger.metadata.cookies import leaving_path
+from spark_ledger.metadata.cookies import cookie_path, leaving_path
 from spark_ledger.metadata.json_nodes import Node, read_node
 from spark_ledger.metadata.ledgers import LEDGERS_PATH
 from spark_ledger.metadata.unsettled import id_path, page_numbers
@@ -187,7 +186,7 @@ def test_bookie_without_cookie_that_goes_is_lost_like_any_other(auditor_dies: bo
         await give_cookies(world)
         client, cared = await world.client(), await crew(world)
         name = BookieId("b0")
-        await BookieRegistry(client.store).delete_cookie(name)
+        await client.store.delete(cookie_path(name))
         client.context.use([BookieId(f"b{number}") for number in range(1, 5)], +1)
         writer = await client.create_ledger()
         await writer.append(b"x")
@@ -215,7 +214,7 @@ def test_bookie_without_cookie_that_comes_back_is_not_lost() -> None:
         await give_cookies(world)
         client, cared = await world.client(), await crew(world)
         name = BookieId("b0")
-        await BookieRegistry(client.store).delete_cookie(name)
+        await client.store.delete(cookie_path(name))
         await cared.passes(20)
         for _ in range(2):
             await world._registries[name].deregister()
@@ -246,7 +245,7 @@ def test_bookie_without_cookie_is_remembered_though_each_audit_fails() -> None:
         cared.auditor.audit = away  # type: ignore[method-assign, assignment]
         await lose(world, "b1")
         await cared.passes(AUDIT.lost_bookie_delay_s)
-        await BookieRegistry(client.store).delete_cookie(BookieId("b0"))
+        await client.store.delete(cookie_path(BookieId("b0")))
         await fail(20)
         await lose(world, "b0")
         await fail(40)
@@ -261,7 +260,7 @@ def test_bookie_that_was_decommissioned_and_stops_is_not_counted_as_gone() -> No
         await give_cookies(world)
         client, cared = await world.client(), await crew(world)
         await client.store.create(leaving_path(BookieId("b0")), b"")
-        await BookieRegistry(client.store).delete_cookie(BookieId("b0"))
+        await client.store.delete(cookie_path(BookieId("b0")))
         await cared.passes(20)
         await lose(world, "b0")
         await cared.passes(20)
@@ -292,7 +291,7 @@ def test_program_before_that_knows_no_bookies_without_cookies_reads_what_an_audi
         await cared.passes(150)
         node = await read_node(client.store, Before, STATE_PATH)
         assert node is not None and node.value.audited == ("b0",)
-        await BookieRegistry(client.store).delete_cookie(BookieId("b1"))
+        await client.store.delete(cookie_path(BookieId("b1")))
         await cared.passes(10)
         state = await read_node(client.store, AuditState, STATE_PATH)
         assert state is not None and state.value.without_cookie == ("b1",)

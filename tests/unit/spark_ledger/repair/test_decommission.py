@@ -108,7 +108,7 @@ def test_decommission_that_was_cut_off_before_the_cookie_went_can_be_cancelled()
             await client.store.create(path, b"")
         assert not await has_left(client.store, LEFT), "it is a bookie of the cluster"
         assert await stay(client, LEFT)
-        await BookieRegistry(client.store).delete_cookie(LEFT)
+        await client.store.delete(cookie_path(LEFT))
         assert not await has_left(client.store, LEFT), "as of one that a restored store forgot"
 
     run_virtually(test, bookies=3)
@@ -251,7 +251,7 @@ def test_cookie_of_a_bookie_that_has_the_name_since_is_left() -> None:
         work = asyncio.create_task(decommission(client, LEFT, CONFIG, told=lambda _: None))
         await asyncio.sleep(3.0)
         store, registry = client.store, BookieRegistry(client.store)
-        await registry.delete_cookie(LEFT)
+        await store.delete(cookie_path(LEFT))
         await registry.create_cookie(LEFT, b'{"new":1}')
         await store.delete(leaving_path(LEFT))
         with pytest.raises(ConflictError, match="or it was formatted again"):
@@ -403,9 +403,9 @@ def test_bookies_without_cookies_that_went_at_once_are_taken_out_and_hold_up_rep
     async def test(world: World) -> None:
         await give_cookies(world)
         client, cared = await world.client(), await crew(world)
-        registry, gone = BookieRegistry(client.store), [BookieId(f"b{n}") for n in range(4)]
+        gone = [BookieId(f"b{n}") for n in range(4)]
         for name in gone:
-            await registry.delete_cookie(name)
+            await client.store.delete(cookie_path(name))
         client.context.use(gone[1:], +3)
         client.context.use([BookieId(f"b{n}") for n in range(4, 7)], +1)
         first = await filled(client)  # on b0 and two that stay
