@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
-from msgspec import UNSET
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import (
@@ -181,7 +180,7 @@ class Auditor:
                 # Those of before, too: a mark may have been lost, or have gone too early.
                 await self.audit(found.lost | audited, known)
             except LedgerError:  # it may fail each time: who else is gone is seen all the same
-                names, gone = tuple(sorted(without_cookie)) or UNSET, self._gone.saved()
+                names, gone = tuple(sorted(without_cookie)), self._gone.saved()
                 seen = msgspec.structs.replace(state, gone_s=gone, without_cookie=names)
                 await write_seen(self._store, seen, before)
                 raise
@@ -196,7 +195,7 @@ class Auditor:
         after = AuditState(
             time_ms=time.time_ns() // 1_000_000,
             gone_s=self._gone.saved(),
-            without_cookie=tuple(sorted(without_cookie - (audited - registered))) or UNSET,
+            without_cookie=tuple(sorted(without_cookie - (audited - registered))),
             audited=tuple(sorted(audited)),
             audit_time_ms=audit_time_ms,
             stopped=found.stopped,

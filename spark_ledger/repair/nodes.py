@@ -23,7 +23,6 @@ from collections.abc import Collection
 from typing import Final
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from spark_ledger.errors import (
     BookieUnavailableError,
@@ -77,10 +76,9 @@ class AuditState(Node, frozen=True, kw_only=True):
     time_ms: Count = 0
     gone_s: dict[str, Seconds] = msgspec.field(default_factory=dict)
     """For how long bookies were seen to be gone."""
-    without_cookie: tuple[str, ...] | UnsetType = UNSET
+    without_cookie: tuple[str, ...] = ()
     """Bookies that have no cookie, and were registered at a look, until all ledgers were looked at
-    because they are gone: nothing else says then that they were (rule R1). Without any it is not
-    written: programs from before it was there take a node with it for damaged."""
+    because they are gone: nothing else says then that they were (rule R1)."""
     audited: tuple[str, ...] = ()
     """Lost bookies for which all ledgers were looked at."""
     audit_time_ms: Count = 0
@@ -96,8 +94,7 @@ class AuditState(Node, frozen=True, kw_only=True):
     @property
     def known_here_only(self) -> frozenset[BookieId]:
         """``without_cookie``."""
-        names = () if self.without_cookie is UNSET else self.without_cookie
-        return frozenset(map(BookieId, names))
+        return frozenset(map(BookieId, self.without_cookie))
 
 
 class CheckState(Node, frozen=True, kw_only=True):
@@ -213,7 +210,7 @@ async def forget_without_cookie(store: MetadataStore, bookie_id: BookieId) -> No
         if before is None or bookie_id not in before.value.known_here_only:
             return
         names = tuple(sorted(before.value.known_here_only - {bookie_id}))
-        after = msgspec.structs.replace(before.value, without_cookie=names or UNSET)
+        after = msgspec.structs.replace(before.value, without_cookie=names)
         with contextlib.suppress(ConflictError, NotFoundError):  # an auditor wrote what it saw
             await write_node(store, STATE_PATH, after, before)
 
@@ -233,7 +230,7 @@ async def forget_lost(store: MetadataStore, bookies: Collection[BookieId]) -> No
             return
         audited = tuple(sorted(before.value.lost.difference(bookies)))
         gone_s = {name: s for name, s in before.value.gone_s.items() if name not in bookies}
-        names = tuple(sorted(noted)) or UNSET
+        names = tuple(sorted(noted))
         after = msgspec.structs.replace(
             before.value, audited=audited, gone_s=gone_s, without_cookie=names
         )
@@ -268,7 +265,7 @@ def _without_forgotten(seen: AuditState, before: AuditState, now: AuditState) ->
         seen,
         audited=tuple(sorted(seen.lost - there)),
         gone_s={name: s for name, s in seen.gone_s.items() if name not in there},
-        without_cookie=tuple(sorted(known)) or UNSET,
+        without_cookie=tuple(sorted(known)),
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from spark_ledger.errors import MetadataUnavailableError
 from spark_ledger.metadata.cookies import cookie_path, leaving_path
-from spark_ledger.metadata.json_nodes import Node, read_node
+from spark_ledger.metadata.json_nodes import read_node
 from spark_ledger.metadata.ledgers import LEDGERS_PATH
 from spark_ledger.metadata.unsettled import id_path, page_numbers
 from spark_ledger.repair.auditor import Auditor
@@ -266,35 +266,6 @@ def test_bookie_that_was_decommissioned_and_stops_is_not_counted_as_gone() -> No
         await cared.passes(20)
         state = await read_node(client.store, AuditState, STATE_PATH)
         assert state is not None and not state.value.gone_s and not state.value.without_cookie
-
-    run_virtually(test, bookies=5)
-
-
-def test_program_before_that_knows_no_bookies_without_cookies_reads_what_an_auditor_writes() -> (
-    None
-):
-    """Else it takes the node for damaged, and writes it anew, at each look of a mixed cluster."""
-
-    class Before(Node, frozen=True, kw_only=True):
-        """The node without them."""
-
-        time_ms: int
-        gone_s: dict[str, float]
-        audited: tuple[str, ...]
-        audit_time_ms: int
-        stopped: str
-
-    async def test(world: World) -> None:
-        await give_cookies(world)
-        client, cared = await world.client(), await crew(world)
-        await lose(world, "b0")
-        await cared.passes(150)
-        node = await read_node(client.store, Before, STATE_PATH)
-        assert node is not None and node.value.audited == ("b0",)
-        await client.store.delete(cookie_path(BookieId("b1")))
-        await cared.passes(10)
-        state = await read_node(client.store, AuditState, STATE_PATH)
-        assert state is not None and state.value.without_cookie == ("b1",)
 
     run_virtually(test, bookies=5)
 
