@@ -12,7 +12,6 @@ from spark_ledger.cli.arguments.amounts import number_from
 from spark_ledger.cli.arguments.settings import Settings, common_options
 from spark_ledger.cli.show.output import JsonArray, age_text, print_table, size_text, time_text
 from spark_ledger.limits.keeper import UNNAMED_GRACE_S
-from spark_ledger.limits.metadata import METADATA_ATTEMPTS
 
 if TYPE_CHECKING:
     from spark_ledger.keeper.audit_pages import Finding
@@ -67,15 +66,12 @@ def _cells(finding: Finding) -> tuple[object, ...]:
 async def _ask(uri: str) -> None:
     from spark_ledger.errors import ConflictError
     from spark_ledger.keeper.nodes import ask_for_audit
+    from spark_ledger.metadata.base import again
     from spark_ledger.metadata.connect import connected_store
 
     async with connected_store(uri) as store:
-        for attempt in range(METADATA_ATTEMPTS):
-            try:
-                return await ask_for_audit(store)
-            except ConflictError:  # the keeper has just written how far it is
-                if attempt == METADATA_ATTEMPTS - 1:
-                    raise
+        # The keeper may just have written how far it is.
+        await again(lambda: ask_for_audit(store), ConflictError)
 
 
 async def _look(uri: str, grace_s: float, *, as_json: bool) -> None:

@@ -21,13 +21,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeVar
 
-from spark_ledger.errors import ConfigurationError
+from spark_ledger.errors import ConfigurationError, LedgerError
 from spark_ledger.limits.entries import METADATA_REQUEST_BYTES_MAX
+from spark_ledger.limits.metadata import METADATA_ATTEMPTS
 from spark_ledger.types import Versioned
+
+T = TypeVar("T")
 
 ANY_VERSION: Final = -1
 """Of a node that only has to exist."""
@@ -244,6 +247,15 @@ def check_operations(operations: Sequence[Operation]) -> None:
             assert operation.version >= 0, "a compare-and-set names the version it has read"
     if operations:
         check_size(operations[0].path, size_bytes)
+
+
+async def again(work: Callable[[], Awaitable[T]], *errors: type[LedgerError]) -> T:
+    """Do something that may be done twice, once more behind each of these errors. Raises the one of
+    the last attempt."""
+    for _ in range(METADATA_ATTEMPTS - 1):
+        with contextlib.suppress(*errors):
+            return await work()
+    return await work()
 
 
 def parent_of(path: str) -> str:

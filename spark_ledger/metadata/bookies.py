@@ -33,7 +33,7 @@ from spark_ledger.limits.metadata import (
     REGISTRATION_POLL_S,
     SESSION_TIMEOUT_S,
 )
-from spark_ledger.metadata.base import MetadataStore, Watch
+from spark_ledger.metadata.base import MetadataStore, Watch, again
 from spark_ledger.metadata.cluster import read_cluster_node
 from spark_ledger.metadata.codec import decode_bookie, encode_bookie
 from spark_ledger.tasks import cancel, wait_at_most
@@ -284,18 +284,7 @@ class BookieRegistry:
         """Delete a node of this session; one of another session is not ours to delete."""
         with contextlib.suppress(NotFoundError):
             if await self._store.is_own(path):
-                await self._remove(path)
-
-    async def _remove(self, path: str) -> None:
-        for attempt in range(METADATA_ATTEMPTS):
-            try:
-                await self._store.delete(path)
-                return
-            except NotFoundError:
-                return
-            except OutcomeUnknownError:
-                if attempt == METADATA_ATTEMPTS - 1:
-                    raise
+                await again(lambda: self._store.delete(path), OutcomeUnknownError)
 
     def _on_session_lost(self) -> None:
         self._session += 1

@@ -15,8 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from spark_ledger.errors import ConflictError, NotFoundError, OutcomeUnknownError
-from spark_ledger.limits.metadata import METADATA_ATTEMPTS
-from spark_ledger.metadata.base import MetadataStore
+from spark_ledger.metadata.base import MetadataStore, again
 from spark_ledger.metadata.bookies import check_bookie_id
 from spark_ledger.metadata.json_nodes import Count, Node, encode_node, read_node
 from spark_ledger.types import BookieId, Versioned
@@ -104,16 +103,13 @@ async def write_order(store: MetadataStore, bookie_id: BookieId, order: Collecti
     Raises OutcomeUnknownError, ConflictError if no attempt brought a reply or was the newest.
     """
     path, data = order_path(bookie_id), encode_node(order)
-    for attempt in range(METADATA_ATTEMPTS):
+
+    async def write() -> None:
         try:
-            try:
-                node = await store.get_latest(path)
-            except NotFoundError:
-                await store.create(path, data)
-            else:
-                await store.put(path, data, node.version)
-        except (ConflictError, OutcomeUnknownError):
-            if attempt == METADATA_ATTEMPTS - 1:
-                raise
+            node = await store.get_latest(path)
+        except NotFoundError:
+            await store.create(path, data)
         else:
-            return
+            await store.put(path, data, node.version)
+
+    await again(write, ConflictError, OutcomeUnknownError)

@@ -11,8 +11,7 @@ from typing import Final
 import msgspec
 
 from spark_ledger.errors import ConflictError, CorruptionError, NotFoundError, OutcomeUnknownError
-from spark_ledger.limits.metadata import METADATA_ATTEMPTS
-from spark_ledger.metadata.base import MetadataStore
+from spark_ledger.metadata.base import MetadataStore, again
 from spark_ledger.metadata.bookies import COOKIES_PATH, check_bookie_id
 from spark_ledger.types import BookieId, BookieStart, DirectoryPlace
 
@@ -114,7 +113,8 @@ async def accept_newer_starts(store: MetadataStore) -> list[BookieId]:
 
 async def _accept_newer_starts(store: MetadataStore, bookie_id: BookieId) -> bool:
     path = cookie_path(bookie_id)
-    for attempt in range(METADATA_ATTEMPTS):
+
+    async def note() -> bool:
         try:
             node = await store.get_latest(path)
             cookie = decode_cookie(bookie_id, node.value)
@@ -123,9 +123,6 @@ async def _accept_newer_starts(store: MetadataStore, bookie_id: BookieId) -> boo
                 await store.put(path, encode_cookie(changed), node.version)
         except NotFoundError:
             return False
-        except (ConflictError, OutcomeUnknownError):
-            if attempt == METADATA_ATTEMPTS - 1:
-                raise
-        else:
-            return True
-    raise AssertionError("the last attempt returns or raises")
+        return True
+
+    return await again(note, ConflictError, OutcomeUnknownError)

@@ -30,8 +30,7 @@ from spark_ledger.errors import (
     NotFoundError,
     OutcomeUnknownError,
 )
-from spark_ledger.limits.metadata import METADATA_ATTEMPTS
-from spark_ledger.metadata.base import Create, Delete, MetadataStore, Operation
+from spark_ledger.metadata.base import Create, Delete, MetadataStore, Operation, again
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.cookies import LEAVING_PATH, leaving_path
 from spark_ledger.metadata.json_nodes import Count, Node, Seconds, read_or_renew, write_node
@@ -183,10 +182,7 @@ async def begin_check(store: MetadataStore, now_ms: int) -> None:
         begun = CheckState(begun_ms=now_ms, ended_ms=ended_ms, restored=True)
         await write_node(store, CHECK_PATH, begun, before)
 
-    for _ in range(METADATA_ATTEMPTS - 1):
-        with contextlib.suppress(ConflictError, NotFoundError, OutcomeUnknownError):
-            return await write()
-    return await write()
+    await again(write, ConflictError, NotFoundError, OutcomeUnknownError)
 
 
 async def leaving(store: MetadataStore) -> frozenset[BookieId]:
