@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spark_ledger.cli.arguments.amounts import DURATION_S, size_of
+from spark_ledger.cli.arguments.amounts import DURATION_S
+from spark_ledger.cli.arguments.repair import (
+    LOST_BOOKIE_DELAY,
+    rate_option,
+    source_rate_option,
+)
 from spark_ledger.cli.arguments.settings import Command, Settings, common_options
 from spark_ledger.cli.show.output import age_text, print_json, print_table, size_text
 from spark_ledger.cli.until_stopped import run_until_stopped, stopped_by_signals
-from spark_ledger.limits import KIB
-from spark_ledger.limits.repair import (
-    LOST_BOOKIE_DELAY_S,
-    OPEN_LEDGER_GRACE_S,
-    REPAIR_BYTES_PER_S,
-    REPAIR_SOURCE_BYTES_PER_S,
-)
+from spark_ledger.limits.repair import OPEN_LEDGER_GRACE_S
 
 if TYPE_CHECKING:
     from spark_ledger.repair.nodes import CheckState
@@ -31,22 +30,8 @@ if TYPE_CHECKING:
 def repair_options(command: Command) -> Command:
     """How long a lost bookie is waited for, and how fast its copies are made again."""
     for option in (
-        click.option(
-            "--repair-rate",
-            type=size_of(KIB),
-            default=str(REPAIR_BYTES_PER_S),
-            show_default="32m",
-            metavar="SIZE",
-            help="Bytes per second that are copied at most.",
-        ),
-        click.option(
-            "--repair-source-rate",
-            type=size_of(KIB),
-            default=str(REPAIR_SOURCE_BYTES_PER_S),
-            show_default="16m",
-            metavar="SIZE",
-            help="Bytes per second that are read from one bookie at most.",
-        ),
+        rate_option("--repair-rate"),
+        source_rate_option("--repair-source-rate"),
         click.option(
             "--open-ledger-grace",
             type=DURATION_S,
@@ -56,14 +41,7 @@ def repair_options(command: Command) -> Command:
             help="An open ledger whose writer adds nothing is recovered so long after a bookie of "
             "it was lost.",
         ),
-        click.option(
-            "--lost-bookie-delay",
-            type=DURATION_S,
-            default=f"{LOST_BOOKIE_DELAY_S:g}s",
-            show_default="5m",
-            metavar="TIME",
-            help="A bookie gone for so long is lost: its copies are made again on others.",
-        ),
+        LOST_BOOKIE_DELAY,
     ):
         command = option(command)
     return command

@@ -7,15 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from spark_ledger.cli.arguments.amounts import DURATION_S, count_from, number_from, size_of
+from spark_ledger.cli.arguments.amounts import DURATION_S, count_from, number_from
+from spark_ledger.cli.arguments.repair import rate_option, source_rate_option
 from spark_ledger.cli.arguments.settings import Settings, common_options
 from spark_ledger.cli.show.output import age_text, print_json, print_table, size_text
-from spark_ledger.limits import KIB
-from spark_ledger.limits.repair import (
-    REBALANCE_TOLERANCE,
-    REPAIR_BYTES_PER_S,
-    REPAIR_SOURCE_BYTES_PER_S,
-)
+from spark_ledger.limits.repair import REBALANCE_TOLERANCE
 
 if TYPE_CHECKING:
     from spark_ledger.cli.inspection import BookieRow
@@ -30,14 +26,6 @@ _OPEN_GRACE: Final = click.option(
     show_default=True,
     metavar="TIME",
     help="Open ledgers that still name it after so long are recovered: their writers add nothing.",
-)
-_REPAIR_RATE: Final = click.option(
-    "--repair-rate",
-    type=size_of(KIB),
-    default=str(REPAIR_BYTES_PER_S),
-    show_default="32m",
-    metavar="SIZE",
-    help="Bytes per second that are copied at most.",
 )
 
 
@@ -146,7 +134,7 @@ def collect(
 @click.argument("bookie_id")
 @click.option("--cancel", is_flag=True, help="Let it stay: it takes new entries again.")
 @_OPEN_GRACE
-@_REPAIR_RATE
+@rate_option("--repair-rate")
 @common_options
 @click.pass_obj
 def decommission(
@@ -184,7 +172,7 @@ def decommission(
 @click.argument("bookie_id")
 @click.option("--undo", is_flag=True, help="Let it take new entries again; what was copied stays.")
 @_OPEN_GRACE
-@_REPAIR_RATE
+@rate_option("--repair-rate")
 @common_options
 @click.pass_obj
 def drain(
@@ -225,22 +213,8 @@ def drain(
 
 @group.command()
 @click.option("--dry-run", is_flag=True, help="Say what would move, and move nothing.")
-@click.option(
-    "--rate",
-    type=size_of(KIB),
-    default=str(REPAIR_BYTES_PER_S),
-    show_default="32m",
-    metavar="SIZE",
-    help="Bytes per second that are copied at most.",
-)
-@click.option(
-    "--source-rate",
-    type=size_of(KIB),
-    default=str(REPAIR_SOURCE_BYTES_PER_S),
-    show_default="16m",
-    metavar="SIZE",
-    help="Bytes per second that are read from one bookie at most.",
-)
+@rate_option("--rate")
+@source_rate_option("--source-rate")
 @click.option(
     "--max-moves", type=count_from(1), metavar="COUNT", help="Move so many copies at most."
 )

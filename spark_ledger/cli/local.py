@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from spark_ledger.cli.arguments.amounts import DURATION_S, count_from, size_of
+from spark_ledger.cli.arguments.amounts import count_from, size_of
+from spark_ledger.cli.arguments.repair import LOST_BOOKIE_DELAY
 from spark_ledger.cli.arguments.settings import METADATA_VARIABLE, Command, Settings, common_options
 from spark_ledger.cli.show.output import print_json, print_table, progress
 from spark_ledger.errors import BookieUnavailableError
 from spark_ledger.limits import MIB
-from spark_ledger.limits.repair import LOST_BOOKIE_DELAY_S
 
 if TYPE_CHECKING:
     from spark_ledger.local import ClusterStatus
@@ -59,14 +59,7 @@ def group() -> None:
     help="Memory of ZooKeeper, which keeps all metadata there: 512m, 2g. Default: an eighth of the "
     "machine's, at least 256m, at most 4g.",
 )
-@click.option(
-    "--lost-bookie-delay",
-    type=DURATION_S,
-    default=f"{LOST_BOOKIE_DELAY_S:g}s",
-    show_default="5m",
-    metavar="TIME",
-    help="A bookie gone for so long is lost: its copies are made again on others.",
-)
+@LOST_BOOKIE_DELAY
 @directory_option
 @common_options
 @click.pass_obj
