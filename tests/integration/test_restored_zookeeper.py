@@ -23,8 +23,6 @@ from spark_ledger.errors import LedgerError, MetadataUnavailableError, NoSuchLed
 from spark_ledger.keeper.nodes import read_dropped, read_state
 from spark_ledger.limits.metadata import RESTORED_IDS_SKIPPED
 from spark_ledger.local import LocalCluster
-from spark_ledger.repair.nodes import mark
-from spark_ledger.types import LedgerId
 
 PATIENCE_S = 60.0
 """For one step. Each takes a few seconds; a hang never ends."""
@@ -205,7 +203,6 @@ def test_closed_ledger_whose_copies_all_moved_since_the_backup_is_not_lost(tmp_p
         await asyncio.to_thread(collect)
         async with await connect(cluster.uri) as client:
             assert (await client.ledger_metadata(ledger_id)).fragments == former.fragments
-            await mark(client.store, LedgerId(ledger_id), frozenset(), 0)  # as the weekly check
             async with asyncio.timeout(4 * PATIENCE_S):
                 while True:
                     with contextlib.suppress(LedgerError):
