@@ -116,7 +116,7 @@ async def format_new(config: BookieConfig, store: MetadataStore) -> Cookie:
         secrets.token_hex(8),
         is_forming=True,
     )
-    await _check_vacant(bookie_id, store)
+    await _wait_until_vacant(bookie_id, config, store)
     is_new, version = await _take_name(cookie, store)
     try:
         await _check_vacant(bookie_id, store)  # whoever comes from now on meets this cookie
@@ -148,6 +148,20 @@ async def format_new(config: BookieConfig, store: MetadataStore) -> Cookie:
     return formatted
 
 
+async def _wait_until_vacant(
+    bookie_id: BookieId, config: BookieConfig, store: MetadataStore
+) -> None:
+    """As a start does (rule S12), unless the name is taken by who has a cookie: the process of a
+    bookie that has left may be dead. Raises ConfigurationError if it lives."""
+    with contextlib.suppress(NotFoundError):
+        await store.get_latest(cookie_path(bookie_id))
+        return
+    registry = BookieRegistry(store, session_timeout_s=config.session_timeout_s)
+    with contextlib.suppress(BookieReplacedError):
+        await registry.wait_until_vacant(bookie_id)
+    await _check_vacant(bookie_id, store)
+
+
 async def _check_vacant(bookie_id: BookieId, store: MetadataStore) -> None:
     """Check that nobody is registered under the name of a bookie that is to be made: one that was
     decommissioned, and runs, would be writable again, and then the new one, which has nothing, in
@@ -157,7 +171,7 @@ async def _check_vacant(bookie_id: BookieId, store: MetadataStore) -> None:
         raise ConfigurationError(
             f"bookie id {bookie_id!r} is taken in this cluster, by who is registered at "
             f"{info.address}: choose another bookie_id, or if that bookie was decommissioned, stop "
-            "it, wait until its session has ended, and repeat"
+            "it, and repeat"
         )
 
 

@@ -17,6 +17,7 @@ from bookie_server.identity import Identity
 from bookie_server.registration import format_new, local_cookie
 from bookie_server.storage.fs.posix_fs import PosixFileSystem
 from spark_ledger.errors import ConfigurationError, NotFoundError
+from spark_ledger.metadata import bookies
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.cookies import (
     BookieCookie,
@@ -49,7 +50,7 @@ class Old:
 
     def config_in(self, name: str) -> BookieConfig:
         text = (
-            'metadata = "zk://h/x"\nbookie_id = "b1"\n[storage]\n'
+            'metadata = "zk://h/x"\nbookie_id = "b1"\nsession_timeout_s = 0.1\n[storage]\n'
             'journal_directory = "journal"\nledger_directories = ["l0"]\n'
         )
         return parse(text, self.root / name / "bookie.toml")
@@ -82,6 +83,11 @@ class Old:
         await _leave(self.operator, B)
         if await self.registered() is None:
             await self.operator.delete(leaving_path(B))
+
+
+@pytest.fixture(autouse=True)
+def _ends_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bookies, "REGISTRATION_MARGIN_S", 0.1)
 
 
 def with_old(test: Callable[[Old], Coroutine[None, None, None]]) -> Callable[[Path], None]:
@@ -122,6 +128,28 @@ async def test_name_is_not_formatted_while_the_bookie_that_has_left_is_registere
     assert await has_left(old.operator, B)
     await old.registry.deregister()
     await format_new(new, old.operator)
+
+
+@with_old
+async def test_format_waits_for_the_session_of_a_bookie_that_has_left_and_was_killed(
+    old: Old,
+) -> None:
+    await old.register()
+    await old.leave()
+    work = asyncio.create_task(format_new(old.config_in("new"), old.operator))
+    await asyncio.sleep(0.05)
+    assert not work.done() and not await is_there(old.operator, cookie_path(B))
+    await old.registry.deregister()
+    assert (await work).bookie_id == B
+
+
+@with_old
+async def test_name_of_another_bookie_is_refused_at_once(old: Old) -> None:
+    await old.register()
+    with pytest.raises(ConfigurationError, match=r"taken in this cluster.* bookies decommission"):
+        async with asyncio.timeout(0.15):
+            await format_new(old.config_in("new"), old.operator)
+    await old.registry.deregister()
 
 
 def test_bookie_that_registers_as_its_name_is_formatted_keeps_it_from_that(
