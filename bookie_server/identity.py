@@ -319,6 +319,9 @@ class Identity:
                     if await self._note_again(node.version):
                         self._accepted_restores = restores
                     continue
+                if node is not None and node.value.is_forming and verdict is not Standing.REPLACED:
+                    await self._end_forming(node)
+                    continue
             except (RetryableError, ConflictError, OutcomeUnknownError):
                 await asyncio.sleep(REGISTER_RETRY_DELAY_S)
                 changed.set()
@@ -339,6 +342,13 @@ class Identity:
             was_older = is_older
             if is_older:
                 self._accepted_restores = 0
+
+    async def _end_forming(self, node: Versioned[BookieCookie]) -> None:
+        """The cookie is of a backup from the middle of the format: with it a format in empty
+        directories of the same paths would take the name over (rule S10)."""
+        ended = msgspec.structs.replace(node.value, is_forming=False)
+        path = cookie_path(self._bookie_id)
+        await self._store.put(path, encode_cookie(ended), node.version)
 
     def _is_of_another(self, known: KnownStart) -> bool:
         return is_of_another(known, self.start, self._incarnation)

@@ -316,6 +316,30 @@ async def test_cluster_that_is_older_is_told_once_each_time_that_it_becomes_so(
     assert not told
 
 
+@in_world
+async def test_cookie_of_a_backup_from_the_middle_of_the_format_is_no_beginning(
+    world: World,
+) -> None:
+    """Else a format in empty directories of the same paths would take the name over."""
+    running = await world.start()
+    told: list[str] = []
+    running.watch(told.append)
+    store, path = world.tree.open_session(), cookie_path(B)
+    backup = msgspec.structs.replace(world.known(), start=None, places=(), is_forming=True)
+    await store.put(path, encode_cookie(backup), world.tree.get(path).version)
+    async with asyncio.timeout(10):
+        while world.known().is_forming:
+            await asyncio.sleep(0.001)
+    assert world.known().start is None, "an operator says that the backup counts"
+    other = msgspec.structs.replace(backup, incarnation="of another")
+    await store.put(path, encode_cookie(other), world.tree.get(path).version)
+    async with asyncio.timeout(10):
+        while not told:
+            await asyncio.sleep(0.001)
+    assert world.known() == other
+    await running.close()
+
+
 @pytest.mark.parametrize("starts", [1, 2, 3])
 def test_bookie_that_was_formatted_anew_takes_no_place_in_a_backup(starts: int) -> None:
     """The one before it had left, and comes back with the backup: entries that it had acknowledged
