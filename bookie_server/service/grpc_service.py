@@ -203,8 +203,9 @@ class BookieService:
         on since the last time, for what they held can be given back to the kernel."""
         loop = asyncio.get_running_loop()
         peers = {session.peer for session in self._sessions} | self._limits.receiving_for(0.0)
+        granted = self._connections.granted(peers)
         received = await loop.run_in_executor(None, self._sockets.received, peers)
-        held = self._connections.held(received)
+        held = self._connections.held(received, granted)
         greedy = {peer for peer, byte_count in held.items() if byte_count > BOOKIE_HELD_BYTES_MAX}
         # Those who wait until they are read are not to blame, if there are others.
         waiting = {session.peer for session in self._sessions if not session.is_read}

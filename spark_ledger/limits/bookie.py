@@ -247,6 +247,10 @@ BOOKIE_HEADERS_BYTES_MAX: Final = 4_096
 BOOKIE_HELD_BYTES_MAX: Final = 1 * MIB
 """What a connection may have on its way while memory is short: with more, its calls are cut."""
 
+BOOKIE_UNMEASURED_BYTES_MAX: Final = 256 * KIB
+"""What calls and frames of a connection may have taken since the kernel was last asked what it has
+received. It could hold that much unseen; each call is granted far more than it takes."""
+
 BOOKIE_RECEIVE_SHORT_S: Final = 0.25
 """While memory is short, a request that is not there by then is cut."""
 
