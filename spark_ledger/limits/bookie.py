@@ -193,7 +193,8 @@ later, as a storage network that goes on brings them all at once."""
 
 BOOKIE_RANGES_PER_PAGE: Final = 10_000
 """Ranges in one page of a ledger's entries: about 100 KB of an answer. No more rows of the index
-are read for it, so that a ledger of a million stripes is never listed at once."""
+are read for it, so that a ledger of a million stripes is never listed at once; of a striped one,
+whose blocks are read for it, as many as the disk brings in ``BOOKIE_READ_QUICK_S``."""
 
 BOOKIE_LEDGERS_PER_ANSWER: Final = 10_000
 """Ids in an answer that lists ledgers: 50 KB, and some milliseconds of the index."""

@@ -47,7 +47,7 @@ from bookie_server.storage.ledgers.slicing import holds, slice_run, take_range
 from bookie_server.storage.ledgers.write_cache import CachedRun, Generation, LedgerRuns, WriteCache
 from spark_ledger.bookie_api import EntryPage
 from spark_ledger.errors import CorruptionError
-from spark_ledger.limits.bookie import BOOKIE_OPEN_LOGS_MAX
+from spark_ledger.limits.bookie import BOOKIE_OPEN_LOGS_MAX, BOOKIE_READ_QUICK_S
 from spark_ledger.limits.storage import DELETED_LEDGERS_AT_ONCE, DELETED_ROWS_AT_ONCE
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import EntryId, LedgerId
@@ -270,14 +270,15 @@ class DirectoryStore:
         return run
 
     def entry_page(self, ledger_id: LedgerId, first: EntryId, limit: int) -> EntryPage:
-        """What is held from ``first`` on: at most so many stretches, of at most so many rows."""
+        """What is held from ``first`` on: at most so many stretches, of at most so many rows.
+        Blocks behind a slow disk are left for the next page, as in ``reads.read_entries``."""
         # Cache before index (rule S7): an entry that moves meanwhile is listed twice, not missed.
         cached = [run for run in self.cache.runs_of(ledger_id) if run.last_entry >= first]
         rows = self.index.rows_from(ledger_id, first, limit + 1)
+        read, ends_at = partial(self.read_block, ledger_id), time.monotonic() + BOOKIE_READ_QUICK_S
         while True:
-            end = rows[limit].first_entry if len(rows) > limit else None
-            stored = stored_ranges(rows, partial(self.read_block, ledger_id))
             try:
+                stored, end = stored_ranges(rows, limit, read, lambda: time.monotonic() >= ends_at)
                 return page_of(heapq.merge(ascending(cached), stored), first, limit, end)
             except CorruptionError:  # as in ``_stored_run``
                 before, rows = rows, self.index.rows_from(ledger_id, first, limit + 1)
