@@ -346,6 +346,7 @@ class Bookie:
 
         In the order in which they came, some at a time, up to the first without room (rule P3).
         """
+        self._held.forget()
         with self._journal.batch():
             for _ in range(min(len(self._waiting), ADDS_GO_ON_AT_ONCE)):
                 refusal = self._flush_refusal(self._waiting.first.run.ledger_id)

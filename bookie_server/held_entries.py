@@ -37,8 +37,8 @@ _KEPT_BYTES_MAX: Final = RUN_FRAMES_BYTES_MAX
 """Of the blocks that one late look has read: the largest one fits, and four of those that a sender
 makes of many entries. More is left to the block cache."""
 
-_ERROR_KEPT_S: Final = 60.0
-"""What a disk said longer ago is asked again: who was told to come again is back in seconds."""
+_KEPT_S: Final = 60.0
+"""What was met longer ago is asked again: who was told to come again is back in seconds."""
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +125,13 @@ class HeldEntries:
         except _NotInMemory:
             return self._ask_disk(run, last_entry)
 
+    def forget(self) -> None:
+        """Let go of what late looks met long ago."""
+        ended_before = time.monotonic() - _KEPT_S
+        for look in self._late.values():
+            if look.answer.done() and look.ended_at < ended_before:
+                look.met.clear()
+
     def close(self) -> None:
         """Wait a while for what is read still: no file is closed under it."""
         wait([look.answer for look in self._late.values()], BOOKIE_READS_END_S)
@@ -142,7 +149,7 @@ class HeldEntries:
         if isinstance(found, EntryRun):
             return found
         del late.met[row.location]
-        if time.monotonic() - late.ended_at > _ERROR_KEPT_S:
+        if time.monotonic() - late.ended_at > _KEPT_S:
             raise _NotInMemory  # the disk may be well by now
         raise found
 

@@ -44,9 +44,13 @@ def page_of(
     return EntryPage(merged, end)
 
 
-def ascending(runs: Iterable[EntryRun]) -> Iterator[Range]:
-    """Stretches of all these runs, by their first entries; a run is looked into when it is its
-    turn, and not before."""
+def ascending(runs: Iterable[EntryRun], others: Iterable[Range] = ()) -> Iterator[Range]:
+    """Stretches of all these runs and ``others``, which ascend, by their first entries. A run is
+    looked into when it is its turn, and not before."""
+    return heapq.merge(_ascending(runs), others)
+
+
+def _ascending(runs: Iterable[EntryRun]) -> Iterator[Range]:
     waiting: list[tuple[EntryId, EntryId]] = []
     for run in sorted(runs, key=lambda each: each.first_entry):
         while waiting and waiting[0][0] <= run.first_entry:
