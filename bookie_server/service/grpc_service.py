@@ -19,10 +19,11 @@ from typing import TypeVar
 import grpc
 import grpc.aio
 
+from bookie_server.service.answer_room import AnswerRoom, MakesWayError, NoTurnError
 from bookie_server.service.append_gate import AppendGate, AppendShares
 from bookie_server.service.append_session import AppendSession
 from bookie_server.service.append_turns import AppendTurns
-from bookie_server.service.calls import AnswerRoom, CallLimits, Kind, Leftovers, MakesWayError
+from bookie_server.service.calls import CallLimits, Kind, Leftovers
 from bookie_server.service.confirmations import confirm_all, confirm_error
 from bookie_server.service.context import CallContext
 from bookie_server.service.guard.client_watch import ClientWatch
@@ -139,6 +140,7 @@ class BookieService:
         self._polls = LongPolls(bookie, metrics)
         spare_streams = SpareStreams(self._sessions, self.hang_up)
         self._limits.makes_way[Kind.POLL] = self._polls.make_way
+        self._limits.makes_way[Kind.READ] = self._answers.make_way
         self._limits.makes_way[Kind.APPEND] = spare_streams.make_way
         self._is_draining = False
         self._stall = ""
@@ -290,7 +292,7 @@ class BookieService:
                         break  # in turns: its client asks for the rest, behind those that wait
             except MakesWayError:  # the work may run on: no more of it is looked at
                 pass  # as above
-            except DiskIsBusyError as error:
+            except (DiskIsBusyError, NoTurnError) as error:
                 refusal = Refusal(BookieStatus.TOO_MANY_REQUESTS, str(error))
         status = status if refusal is None else refusal.status
         self._metrics.read_ended(status, bytes_read, time.perf_counter() - started)
@@ -312,8 +314,8 @@ class BookieService:
         peer: str,
     ) -> T:
         """What is read with a thread of directory ``number``, once there is room, which is reserved
-        for it. Raises as ``work`` does, DiskIsBusyError and MakesWayError; nothing is reserved
-        then."""
+        for it. Raises as ``work`` does, DiskIsBusyError, NoTurnError and MakesWayError; nothing is
+        reserved then."""
         while True:
             await self._answers.reserve(peer)
             try:
@@ -391,7 +393,7 @@ class BookieService:
                     response, following = await self._read(number, part, None, context.peer())
                     with self._answers.hold(response.ByteSize(), context.peer()):
                         await context.write(response)
-            except DiskIsBusyError as error:
+            except (DiskIsBusyError, NoTurnError) as error:
                 refusal = Refusal(BookieStatus.TOO_MANY_REQUESTS, str(error))
             except MakesWayError:  # a list that ends early would be taken for the whole
                 message = "others need what was listed: ask later"

@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 
 from bookie_server.service import read_path, read_threads
-from bookie_server.service.calls import MakesWayError
+from bookie_server.service.answer_room import MakesWayError
 from bookie_server.service.grpc_server import GrpcServer
 from bookie_server.service.grpc_service import BookieService, Description
 from bookie_server.service.metrics import ServiceMetrics
