@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import aclosing
 from typing import NamedTuple
 
@@ -20,9 +21,11 @@ from spark_ledger.limits.entries import READ_CHUNK_BYTES_TARGET
 from spark_ledger.protocol.events import ReadEnded, ReadEntries
 from spark_ledger.repair.compare import Comparison
 from spark_ledger.repair.held import BusyPauses
+from spark_ledger.repair.merging import MergedLanes
 from spark_ledger.repair.plan import LaneCopy
 from spark_ledger.repair.throttle import Throttles
 from spark_ledger.runs import EntryRun
+from spark_ledger.tasks import cancel
 from spark_ledger.transport.base import AddResult, Appender, ReadChunk
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire.frame import Digest
@@ -62,26 +65,42 @@ class Copier:
         self._silent: set[BookieId] = set()
         """Those that did not answer: they are not asked again to compare."""
 
-    async def copy(self, lane: LaneCopy, target: BookieId) -> None:
-        """Bring one lane to a bookie, synced there.
+    async def copy(self, lanes: Sequence[LaneCopy], target: BookieId) -> None:
+        """Bring lanes, or parts of them, to a bookie, synced there; ascending, all lanes together:
+        else it would have them in as many pieces as there are entries.
 
         Raises TargetFailedError, NoSuchEntryError if every source denies an entry, and
         BookieUnavailableError if a source that may have it cannot be asked.
         """
+        by_lane: dict[int, list[LaneCopy]] = {}
+        for each in lanes:
+            by_lane.setdefault(each.first % each.stride, []).append(each)
         sink = _Sink(self._context, self._ledger_id, self._access.to_copy, target)
-        position = lane.first
-        busy = BusyPauses(self._context.config.read_timeout_s)
+        merged = MergedLanes(
+            target, self._ledger_id, sink.store, lanes=len(by_lane), stride=lanes[0].stride
+        )
+        parts = [asyncio.ensure_future(self._copy_parts(p, merged)) for p in by_lane.values()]
         try:
+            await asyncio.gather(*parts)
+        finally:
+            await cancel(*parts)
+            sink.close()
+
+    async def _copy_parts(self, parts: Sequence[LaneCopy], sink: MergedLanes) -> None:
+        for lane in parts:
+            position = lane.first
+            busy = BusyPauses(self._context.config.read_timeout_s)
             while position <= lane.last_entry:
                 position = await self._go_on(lane, position, sink, busy)
-        finally:
-            sink.close()
+        await sink.end()
 
     def was_brought(self, lane: LaneCopy, source: BookieId) -> bool:
         """Whether all of a lane was copied from this bookie."""
         return (source, *lane[:3]) in self._brought
 
-    async def _go_on(self, lane: LaneCopy, position: int, sink: _Sink, busy: BusyPauses) -> int:
+    async def _go_on(
+        self, lane: LaneCopy, position: int, sink: MergedLanes, busy: BusyPauses
+    ) -> int:
         """Ask each source once, from where the one before ended; the next entry to copy. If one
         was busy and none has it, that is after a pause. Who hung lately is asked for what the
         others do not bring.
@@ -123,7 +142,7 @@ class Copier:
         raise BookieUnavailableError(f"{what} cannot be read now ({'; '.join(answers)})")
 
     async def _copy_from(
-        self, source: BookieId, lane: LaneCopy, position: int, sink: _Sink
+        self, source: BookieId, lane: LaneCopy, position: int, sink: MergedLanes
     ) -> tuple[int, ReadEnded | None]:
         """Copy what one source has from ``position`` on; where that ended, and why."""
         command = ReadEntries(
@@ -148,7 +167,7 @@ class Copier:
         return position, None
 
     async def _copy_compared(
-        self, command: ReadEntries, lane: LaneCopy, sink: _Sink
+        self, command: ReadEntries, lane: LaneCopy, sink: MergedLanes
     ) -> tuple[int, ReadEnded | None]:
         """The same for frames that nobody here can verify: each is read twice (rule R11)."""
         source, position = command.bookie_id, int(command.first)
@@ -207,7 +226,7 @@ class Copier:
             position = run.last_entry + command.stride
         return runs, None
 
-    async def _store(self, run: EntryRun, sink: _Sink) -> None:
+    async def _store(self, run: EntryRun, sink: MergedLanes) -> None:
         await sink.store(run)
         self._counts["entries"] += run.count
         self._counts["bytes"] += len(run.frames)

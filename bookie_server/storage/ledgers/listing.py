@@ -7,9 +7,11 @@ as the ledger has entries. Runs and rows are taken in order, only as many as a p
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from bookie_server.storage.index.base import IndexRow
+from bookie_server.storage.ledgers.recent_blocks import RecentIds
 from bookie_server.storage.ledgers.stretches import stretches
 from spark_ledger.bookie_api import EntryPage
 from spark_ledger.runs import EntryRun
@@ -62,10 +64,11 @@ def stored_ranges(
 ) -> Iterator[Range]:
     """Stretches of entries that rows of a ledger name, one behind the other; ``read`` brings the
     block of a row with gaps."""
+    recent = RecentIds(read)
     for number, row in enumerate(rows, start=1):
         end = rows[number].first_entry if number < len(rows) else row.last_entry + 1
         if row.is_sparse:
-            ids = read(row).ids()
-            yield from stretches([e for e in ids if row.first_entry <= e < end])
+            ids = recent.of(row)
+            yield from stretches(ids[bisect_left(ids, row.first_entry) : bisect_left(ids, end)])
         else:
             yield row.first_entry, EntryId(min(row.last_entry, end - 1))

@@ -93,7 +93,7 @@ class Copying:
         transport = self.client.context.transport
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(transport, "open_appender", target.opened)
-            await self.copier.copy(self.lane, self.target)
+            await self.copier.copy([self.lane], self.target)
 
 
 @pytest.mark.parametrize(
