@@ -22,6 +22,7 @@ from bookie_server.storage.fs.vfs import FileSystem, read_file, write_file_durab
 from bookie_server.storage.index.base import Index, IndexRow
 from bookie_server.storage.ledgers.entry_log import EntryLogReader
 from bookie_server.storage.ledgers.lacking import NO_LOG, Lack, Lacking, Range, TooMuchLackingError
+from bookie_server.storage.ledgers.pacing import Pace
 from bookie_server.storage.ledgers.recent_blocks import RecentBlocks
 from bookie_server.storage.ledgers.stretches import stretches
 from spark_ledger.errors import CorruptionError
@@ -42,8 +43,6 @@ _FILE_BYTES_MAX: Final = 4 * KIB
 _DISK_ERRORS: Final = frozenset({errno.EIO, errno.EBADMSG, errno.EUCLEAN})
 """What a disk says of sectors that it cannot read. Any other error says nothing about them."""
 
-Pace = Callable[[int], None]
-"""Waits until so many bytes more may be read. Raises ``Stopped`` if nothing more may."""
 ReadBlock = Callable[[LedgerId, IndexRow], EntryRun]
 
 
