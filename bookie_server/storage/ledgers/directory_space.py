@@ -225,7 +225,7 @@ class DirectorySpace:
                     continue
                 pace(block.location.length)
                 copy = self._reader.read_block(block.location)
-                location = self._writer_for(lock, log_bytes).append(block.ledger_id, copy)
+                location = self._writer_for(lock, log_bytes).append(copy)
                 moves += [_Move(block.ledger_id, row, location) for row in rows]
                 if len(moves) >= COMPACTION_ROWS_AT_ONCE:
                     moved += self._move(moves, lock)

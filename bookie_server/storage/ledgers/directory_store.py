@@ -456,7 +456,7 @@ class DirectoryStore:
         if place is not None and place.location is not None:
             location = run_log_location(*place.location, cached.block.length)
         else:
-            location = self.logs.append(run.ledger_id, cached.block)
+            location = self.logs.append(cached.block)
         self.moves()
         return IndexRow(run.first_entry, run.last_entry, location, run.entry_ids is not None)
 
