@@ -17,7 +17,6 @@ from spark_ledger.client.context import ClientContext
 from spark_ledger.client.lane_reader import verify_chunk, wanted_run
 from spark_ledger.errors import BookieUnavailableError, NoSuchEntryError
 from spark_ledger.limits.client import BUSY_PAUSE_S, BUSY_PAUSE_S_MAX
-from spark_ledger.limits.entries import READ_CHUNK_BYTES_TARGET
 from spark_ledger.protocol.events import ReadEnded, ReadEntries
 from spark_ledger.repair.compare import Comparison
 from spark_ledger.repair.held import BusyPauses
@@ -153,7 +152,9 @@ class Copier:
         asked_from = -1
         while asked_from < position <= lane.last_entry:
             asked_from = position
-            for chunk in await self._answer(command._replace(first=EntryId(position))):
+            for chunk in await self._answer(
+                command._replace(first=EntryId(position)), sink.chunk_bytes
+            ):
                 good, ended = verify_chunk(
                     self._ledger_id, self._access.digest, command, position, chunk
                 )
@@ -171,14 +172,14 @@ class Copier:
     ) -> tuple[int, ReadEnded | None]:
         """The same for frames that nobody here can verify: each is read twice (rule R11)."""
         source, position = command.bookie_id, int(command.first)
-        runs, ended = await self._read(command)
+        runs, ended = await self._read(command, sink.chunk_bytes)
         for run in runs:
             await self._throttles.take(source, len(run.frames))
         compared = Comparison(source, runs)
         for other in self._throttles.hung.last(lane.present):
             if other not in (source, sink.target) and other not in self._silent:
-                await self._compare(compared, other, lane.stride, also_differing=True)
-        await self._compare(compared, source, lane.stride, also_differing=False)
+                await self._compare(compared, other, lane.stride, sink, also_differing=True)
+        await self._compare(compared, source, lane.stride, sink, also_differing=False)
         good = compared.count
         for run in runs:
             if good > 0:
@@ -190,7 +191,13 @@ class Copier:
         return position, ended
 
     async def _compare(
-        self, compared: Comparison, bookie_id: BookieId, stride: int, *, also_differing: bool
+        self,
+        compared: Comparison,
+        bookie_id: BookieId,
+        stride: int,
+        sink: MergedLanes,
+        *,
+        also_differing: bool,
     ) -> None:
         """Read once more, from this bookie, what nobody has confirmed so far."""
         wanted = compared.open(also_differing=also_differing)
@@ -198,7 +205,7 @@ class Copier:
         while wanted and position <= wanted[-1]:
             first = EntryId(max(position, wanted[0]))
             command = ReadEntries(0, 0, bookie_id, first, wanted[-1], stride, fence=False)
-            runs, ended = await self._read(command)
+            runs, ended = await self._read(command, sink.chunk_bytes)
             for run in runs:
                 await self._throttles.take(bookie_id, len(run.frames))
                 compared.look(bookie_id, run)
@@ -214,11 +221,13 @@ class Copier:
                 return
             position += stride
 
-    async def _read(self, command: ReadEntries) -> tuple[list[EntryRun], ReadEnded | None]:
+    async def _read(
+        self, command: ReadEntries, chunk_bytes: int
+    ) -> tuple[list[EntryRun], ReadEnded | None]:
         """What one bookie sends at once, if it is what was asked for; no digest is looked at."""
         runs: list[EntryRun] = []
         position = int(command.first)
-        for chunk in await self._answer(command):
+        for chunk in await self._answer(command, chunk_bytes):
             run, ended = wanted_run(self._ledger_id, command, position, chunk)
             if run is None:
                 return runs, ended
@@ -231,7 +240,7 @@ class Copier:
         self._counts["entries"] += run.count
         self._counts["bytes"] += len(run.frames)
 
-    async def _answer(self, command: ReadEntries) -> list[ReadChunk]:
+    async def _answer(self, command: ReadEntries, chunk_bytes: int) -> list[ReadChunk]:
         """A call of one chunk, from its begin to its end. No call is open while a copy waits, for
         its rate or for its target: the bookie would hold the next chunk for it all the time, and
         the ledgers that are repaired at once left no room there for other readers.
@@ -247,7 +256,7 @@ class Copier:
             command.first,
             command.last,
             stride=command.stride,
-            max_bytes=READ_CHUNK_BYTES_TARGET,
+            max_bytes=chunk_bytes,
             access_key=self._access.to_read,
             timeout_s=self._context.config.read_timeout_s,
         )
@@ -259,7 +268,7 @@ class Copier:
                     break
                 position = run.last_entry + command.stride
                 size_bytes += len(run.frames)
-                if size_bytes >= READ_CHUNK_BYTES_TARGET:
+                if size_bytes >= chunk_bytes:
                     break
         if found and found[-1].status is BookieStatus.TIMEOUT:
             self._throttles.hung.note(command.bookie_id)

@@ -37,6 +37,8 @@ class MergedLanes:
         self._store = store
         self._lanes = lanes
         self._stride = stride
+        self.chunk_bytes = max(1, READ_CHUNK_BYTES_TARGET // lanes)
+        """What a lane reads at once: all of them as much as a bookie sends at once."""
         self._waiting: list[tuple[Frames, asyncio.Future[None]]] = []
         """What lanes have brought, one run of each, and who is told when it is stored."""
 

@@ -6,7 +6,7 @@ import pytest
 
 from spark_ledger.errors import NoSuchEntryError
 from spark_ledger.metadata.ledgers import LedgerStore
-from spark_ledger.repair import copying, merging
+from spark_ledger.repair import merging
 from spark_ledger.repair.copying import Copier, TargetFailedError
 from spark_ledger.repair.ledger import _access
 from spark_ledger.repair.nodes import mark
@@ -14,7 +14,7 @@ from spark_ledger.repair.plan import LaneCopy, final_fragments, lane_copies, mis
 from spark_ledger.repair.throttle import Throttles
 from spark_ledger.types import BookieStatus
 from tests.unit.spark_ledger.client.world import World, run_virtually
-from tests.unit.spark_ledger.repair.test_copying import OK, Copying, Target
+from tests.unit.spark_ledger.repair.test_copying import OK, Copying, OpenCalls, Target
 from tests.unit.spark_ledger.repair.test_worker import filled, names
 from tests.unit.spark_ledger.repair.world import crew, give_cookies, lose
 
@@ -64,13 +64,15 @@ def test_each_run_lies_behind_all_that_the_target_has(
 
     async def test(world: World) -> None:
         made, target = await Striped(world).prepare(), Target([OK] * COUNT)
+        calls = OpenCalls(made.client.context.transport)
         assert len(made.lanes) == 3
         if not knows_password:
             made.copier._access = made.copier._access._replace(digest=None)
         with pytest.MonkeyPatch.context() as patch:
-            for each in (copying, merging):
-                patch.setattr(each, "READ_CHUNK_BYTES_TARGET", at_once)
+            patch.setattr(merging, "READ_CHUNK_BYTES_TARGET", at_once)
+            patch.setattr(made.client.context.transport, "read", calls.read)
             await made.send(target)
+        assert calls.bounds == {max(1, at_once // 3)}, "all lanes as much as one that is alone"
         assert sent(target) == made.wanted
         assert (target.open, target.most_open) == (0, 1)
         if at_once == 10**6:
@@ -103,8 +105,7 @@ def test_lane_that_cannot_be_copied_ends_the_others(*, refuses: bool) -> None:
                 if made.ledger_id in bookie.ledgers:
                     bookie.ledgers[made.ledger_id].entries.pop(made.wanted[-1], None)
         with pytest.MonkeyPatch.context() as patch:
-            for each in (copying, merging):
-                patch.setattr(each, "READ_CHUNK_BYTES_TARGET", 100)
+            patch.setattr(merging, "READ_CHUNK_BYTES_TARGET", 100)
             with pytest.raises(TargetFailedError if refuses else NoSuchEntryError):
                 await made.send(target)
         assert target.open == 0 and sent(target) == sorted(sent(target))
