@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, TypeAlias
@@ -230,17 +230,22 @@ class Leftovers:
                 del self._of[found[1]]
 
 
+class MakesWayError(Exception):
+    """Others need what the call holds while its disk keeps it waiting: it ends with what it has."""
+
+
 @dataclass(eq=False, slots=True)
 class Answer:
     """What a call has read and its client has not. ``since`` is when the last part was handed to
     gRPC, which keeps up to a part more than it says. ``waits``: for its next turn, so it is not its
-    client that keeps it."""
+    client that keeps it. ``asks``: nor is it while a disk is asked, which this ends."""
 
     connection: str
     byte_count: int = 0
     since: float = 0.0
     is_cut: bool = False
     waits: bool = False
+    asks: asyncio.Timeout | None = None
 
 
 class AnswerRoom:
@@ -248,7 +253,8 @@ class AnswerRoom:
 
     A client that does not read its answer holds its bytes until its call ends. When others wait
     for room, the connection of the one that was not read from for longest ends, if that is
-    ``grace_s`` or more; after ``unread_s`` it ends in any case.
+    ``grace_s`` or more; after ``unread_s`` it ends in any case. Of one whose disk keeps it waiting
+    only the call ends, so that its client reads what there is, and asks for the rest.
 
     Nobody says when a client has taken a part, so it counts until the next one is written. Calls
     that have begun therefore go on before new ones begin, each in place of its last part: were they
@@ -299,6 +305,25 @@ class AnswerRoom:
         finally:
             if answer is not None:
                 answer.waits, answer.since = False, loop.time()
+
+    @asynccontextmanager
+    async def asking_disk(self) -> AsyncIterator[None]:
+        """While a disk is asked for the next part. Raises MakesWayError."""
+        answer = self._held.get(current_call())
+        if answer is None:
+            yield
+            return
+        timeout = asyncio.timeout(None)
+        try:
+            async with timeout as answer.asks:
+                try:
+                    yield
+                finally:
+                    answer.asks, answer.since = None, asyncio.get_running_loop().time()
+        except TimeoutError as error:
+            if timeout.expired():
+                raise MakesWayError from error
+            raise
 
     @property
     def new_calls_wait(self) -> bool:
@@ -367,7 +392,8 @@ class AnswerRoom:
         self._let_in()
 
     def cut_unread(self, older_than_s: float) -> int:
-        """End the connections of calls that were not read from for so long; how many calls."""
+        """End the connections of calls that were not read from for so long, or such a call if it is
+        its disk that keeps it; how many calls."""
         now = asyncio.get_running_loop().time()
         old = [
             call
@@ -442,6 +468,11 @@ class AnswerRoom:
 
     def _cut(self, call: Call) -> None:
         answer = self._held[call]
+        if answer.asks is not None:
+            answer.since = asyncio.get_running_loop().time()  # from here on it is its client
+            answer.asks.reschedule(answer.since)
+            answer.asks = None
+            return
         answer.is_cut = True
         self._hang_up(answer.connection, Why.UNREAD)
 

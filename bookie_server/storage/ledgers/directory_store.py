@@ -7,7 +7,6 @@ changed ledger records and the mark in one transaction; only then the runs leave
 
 from __future__ import annotations
 
-import heapq
 import logging
 import threading
 import time
@@ -48,7 +47,7 @@ from bookie_server.storage.ledgers.slicing import holds, slice_run, take_range
 from bookie_server.storage.ledgers.write_cache import CachedRun, Generation, LedgerRuns, WriteCache
 from spark_ledger.bookie_api import EntryPage
 from spark_ledger.errors import CorruptionError
-from spark_ledger.limits.bookie import BOOKIE_OPEN_LOGS_MAX
+from spark_ledger.limits.bookie import BOOKIE_OPEN_LOGS_MAX, BOOKIE_READ_QUICK_S
 from spark_ledger.limits.storage import DELETED_LEDGERS_AT_ONCE, DELETED_ROWS_AT_ONCE
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import EntryId, LedgerId
@@ -58,7 +57,7 @@ logger = logging.getLogger(__name__)
 _OBJECTS_PER_RUN: Final = 10
 """Of a small run in the write cache: itself, its block, its numbers, and its ledger's lists."""
 _LEDGER_RECORDS_MAX: Final = 100_000
-"""Most ledger records in memory after a flush; beyond it those that the index has are dropped."""
+"""Most records in memory after a flush, of all directories; beyond it those of the index go."""
 _LEDGER_RECORD_BYTES: Final = 300
 """Of a record in memory, about: itself, its hash, its place in the dictionary."""
 
@@ -81,6 +80,7 @@ class DirectoryStore:
         entry_log_cached_bytes: int = 0,
         block_cache_bytes: int,
         open_logs_max: int = BOOKIE_OPEN_LOGS_MAX,
+        directories: int = 1,
     ) -> None:
         remove_unfinished(file_system, directory)
         # Any thread: never changed, or with locks of their own.
@@ -88,7 +88,7 @@ class DirectoryStore:
         self.index = index
         self.cache = WriteCache()
         self.lacking = Lacking(file_system, directory, index)
-        self._file_system = file_system
+        self._file_system, self._directories = file_system, directories
         self._reader = EntryLogReader(
             file_system, directory, direct=entry_log_cached_bytes == 0, open_logs_max=open_logs_max
         )
@@ -271,15 +271,15 @@ class DirectoryStore:
         return run
 
     def entry_page(self, ledger_id: LedgerId, first: EntryId, limit: int) -> EntryPage:
-        """What is held from ``first`` on: at most so many stretches, of at most so many rows."""
+        """What is held from ``first`` on: so many stretches, rows, and blocks that come in time."""
         # Cache before index (rule S7): an entry that moves meanwhile is listed twice, not missed.
         cached = [run for run in self.cache.runs_of(ledger_id) if run.last_entry >= first]
         rows = self.index.rows_from(ledger_id, first, limit + 1)
+        read, ends_at = partial(self.read_block, ledger_id), time.monotonic() + BOOKIE_READ_QUICK_S
         while True:
-            end = rows[limit].first_entry if len(rows) > limit else None
-            stored = stored_ranges(rows, partial(self.read_block, ledger_id))
             try:
-                return page_of(heapq.merge(ascending(cached), stored), first, limit, end)
+                stored, end = stored_ranges(rows, limit, read, lambda: time.monotonic() >= ends_at)
+                return page_of(ascending(cached, stored), first, limit, end)
             except CorruptionError:  # as in ``_stored_run``
                 before, rows = rows, self.index.rows_from(ledger_id, first, limit + 1)
                 if rows == before:
@@ -430,7 +430,7 @@ class DirectoryStore:
             stored, self._frozen_ledger_records = self._frozen_ledger_records, {}
             self._new_ledgers -= self._frozen_new_ledgers
             self._frozen_new_ledgers = 0
-            if len(self._ledger_records) > _LEDGER_RECORDS_MAX:
+            if len(self._ledger_records) > _LEDGER_RECORDS_MAX // self._directories:
                 # A new dict: ``ledger_record`` may be reading the old one. What changed since the
                 # freeze stays, as the index has it in an older form.
                 dropped, self._ledger_records = self._ledger_records, dict(self._dirty_ledgers)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from bookie_server.service import calls
-from bookie_server.service.calls import AnswerRoom
-from tests.unit.bookie_server.service.test_calls import MIB, name, on_loop, room_of, until
+from bookie_server.service.calls import AnswerRoom, MakesWayError
+from tests.unit.bookie_server.service.test_calls import MIB, name, nobody, on_loop, room_of, until
 from tests.unit.virtual_time import run_in_virtual_time
 
 pytestmark = pytest.mark.leaves_open("AnswerRoom._look", reason="its service goes on")
@@ -248,6 +248,75 @@ async def test_call_that_was_cut_is_not_cut_again_until_its_client_is_gone() -> 
     assert cut == [reader.get_name()]
     reader.cancel()
     await asyncio.wait([reader])
+
+
+@pytest.mark.parametrize("short", [True, False])
+def test_call_whose_disk_keeps_it_waiting_ends_and_not_its_connection(short: bool) -> None:
+    """Its client has read all there was. What it holds is free once that is sure."""
+
+    async def main() -> None:
+        cut: list[str] = []
+        room = AnswerRoom(
+            2 * EXPECTED - 1, lambda peer, _why: cut.append(peer), grace_s=1.0, unread_s=9e9
+        )
+        room._expected = EXPECTED
+        ended, is_read = asyncio.Event(), asyncio.Event()
+
+        async def asks() -> None:
+            await room.reserve(name())
+            with room.hold(EXPECTED // 2, name()):
+                pass
+            await room.reserve(name())
+            with pytest.raises(MakesWayError):
+                async with room.asking_disk():
+                    await asyncio.sleep(3600.0)
+            room.release()
+            ended.set()
+            await is_read.wait()
+
+        call = asyncio.ensure_future(asks())
+        await asyncio.sleep(0.9)
+        waits = asyncio.ensure_future(room.reserve(name()))
+        if short:
+            assert [room.cut_unread(0.5), room.cut_unread(0.5)] == [1, 0]
+        async with asyncio.timeout(0.5):
+            await ended.wait()
+        await asyncio.sleep(0.5)
+        assert not waits.done() and not cut, "its client has its time"
+        await asyncio.sleep(0.6)
+        assert cut == [call.get_name()], "it does not read either"
+        is_read.set()
+        await asyncio.wait([call, waits], timeout=0.1)
+        assert waits.done() and room.bytes_held == 0 and room._reading == 1
+
+    run_in_virtual_time(main())
+
+
+@on_loop
+async def test_call_that_asks_a_disk_may_leave_and_its_errors_are_its_own() -> None:
+    room = AnswerRoom(9 * EXPECTED, nobody, grace_s=9e9, unread_s=9e9)
+
+    async def asks(error: BaseException | None) -> None:
+        await room.reserve(name())
+        with room.hold(1, name()):
+            pass
+        await room.reserve(name())
+        try:
+            async with room.asking_disk():
+                if error is not None:
+                    raise error
+                await asyncio.sleep(3600.0)
+        finally:
+            room.release()
+
+    for error in (TimeoutError("of the work"), OSError("of the disk")):
+        with pytest.raises(type(error), match="of the"):
+            await asyncio.create_task(asks(error))
+    call = asyncio.ensure_future(asks(None))
+    await asyncio.sleep(1.0)
+    call.cancel()
+    await asyncio.wait([call])
+    assert call.cancelled() and room._reading == room.bytes_held == 0
 
 
 @pytest.mark.parametrize("has_begun", [True, False])

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import random
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,7 +14,12 @@ import pytest
 
 from bookie_server.storage.blocks import encode_run
 from bookie_server.storage.fs import direct_file
-from bookie_server.storage.fs.direct_file import BUFFER_BYTES, SPLIT_BYTES_MAX
+from bookie_server.storage.fs.direct_file import (
+    _BUFFERS_KEPT_MAX,
+    BUFFER_BYTES,
+    SPLIT_BYTES_MAX,
+    BufferPool,
+)
 from bookie_server.storage.fs.fault_fs import FaultFileSystem
 from bookie_server.storage.fs.memory_fs import MemoryFile, MemoryFileSystem
 from bookie_server.storage.fs.posix_fs import PosixFile, PosixFileSystem
@@ -225,6 +231,23 @@ def test_buffers_are_used_again(tmp_path: Path) -> None:
         assert file.pread(10, 4) == bytes(10)
     if is_direct(file):
         assert len(files._buffers._free) == 1
+
+
+def test_buffers_of_reads_that_hung_together_are_given_back(tmp_path: Path) -> None:
+    """A storage network stands still for a moment under as many readers as there are threads."""
+    pool, all_wait = BufferPool(), threading.Barrier(2 * _BUFFERS_KEPT_MAX)
+
+    def read() -> None:
+        with pool.borrow() as buffer:
+            all_wait.wait(10)
+            assert len(buffer) == BUFFER_BYTES
+
+    threads = [threading.Thread(target=read) for _ in range(all_wait.parties)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert 0 < len(pool._free) <= _BUFFERS_KEPT_MAX
 
 
 @pytest.mark.parametrize("entries", [0, 1, 299, 300, 301, 10**9])

@@ -329,10 +329,13 @@ def failing_begin(
     return begin
 
 
+@pytest.mark.parametrize(("most", "directories"), [(3, 1), (11, 2)])
 def test_flushed_ledger_records_are_not_kept_for_ever(
-    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
+    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch, most: int, directories: int
 ) -> None:
-    monkeypatch.setattr("bookie_server.storage.ledgers.directory_store._LEDGER_RECORDS_MAX", 3)
+    """Several directories share the bound."""
+    monkeypatch.setattr("bookie_server.storage.ledgers.directory_store._LEDGER_RECORDS_MAX", most)
+    store._directories = directories
     for ledger_id in range(6):
         store.set_ledger_record(LedgerId(ledger_id), LedgerRecord(last_entry=EntryId(ledger_id)))
     store.flush(mark(1))
