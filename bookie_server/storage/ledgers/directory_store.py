@@ -42,6 +42,7 @@ from bookie_server.storage.ledgers.entry_logs import EntryLogs
 from bookie_server.storage.ledgers.joining import joined
 from bookie_server.storage.ledgers.lacking import Lacking
 from bookie_server.storage.ledgers.listing import ascending, page_of, stored_ranges
+from bookie_server.storage.ledgers.recent_blocks import RecentIds
 from bookie_server.storage.ledgers.slicing import holds, slice_run, take_range
 from bookie_server.storage.ledgers.write_cache import CachedRun, Generation, LedgerRuns, WriteCache
 from spark_ledger.bookie_api import EntryPage
@@ -455,7 +456,7 @@ class DirectoryStore:
         if place is not None and place.location is not None:
             location = run_log_location(*place.location, cached.block.length)
         else:
-            location = self.logs.append(run.ledger_id, cached.block)
+            location = self.logs.append(cached.block)
         self.moves()
         return IndexRow(run.first_entry, run.last_entry, location, run.entry_ids is not None)
 
@@ -466,34 +467,29 @@ class DirectoryStore:
         assert all(left.first_entry < right.first_entry for left, right in pairwise(found.rows)), (
             f"rows of ledger {run.ledger_id} are out of order: {found.rows}"
         )
-        stored = [
-            StoredRow(row.first_entry, self._stored_ids(run.ledger_id, row)) for row in found.rows
-        ]
-        for piece in plan_insert(run.ids(), stored, found.end):
-            part = take_range(run, piece.start, piece.stop)
-            row = self._write_part(cached, part)
+        ids, recent = run.ids(), RecentIds(partial(self._stored_block, run.ledger_id))
+        stored = [StoredRow(row.first_entry, recent.from_on(row, ids[0])) for row in found.rows]
+        for number, piece in enumerate(plan_insert(ids, stored, found.end)):
+            if cached.place is not None and cached.place.location is not None:
+                # It stays in the run log, and its rows reach up to the next row only.
+                first = EntryId(ids[piece.start])
+                row = self._write_run(cached)._replace(first_entry=first, is_part=number > 0)
+            else:
+                row = self._write_part(cached, take_range(run, piece.start, piece.stop))
             update.put_row(run.ledger_id, row)
             if piece.resumed_row >= 0:
                 before = found.rows[piece.resumed_row]
-                resumed = before._replace(first_entry=EntryId(piece.resume_at))
-                update.put_row(run.ledger_id, resumed)
+                first = EntryId(piece.resume_at)
+                update.put_row(run.ledger_id, before._replace(first_entry=first, is_part=True))
 
     def _write_part(self, cached: CachedRun, part: EntryRun) -> IndexRow:
-        """Put entries of a run that have none between them into the entry log; their row.
-
-        A run that is in the run log stays there, and its row reaches up to the next row only.
-        """
+        """Put entries of a run that have none between them into the entry log; their row."""
         if part is cached.run:
             return self._write_run(cached)
-        if cached.place is not None and cached.place.location is not None:
-            return self._write_run(cached)._replace(first_entry=part.first_entry)
         last_add_confirmed = cached.last_add_confirmed
         block = encode_run(part, last_add_confirmed)
         return self._write_run(CachedRun(part, last_add_confirmed, block))
 
-    def _stored_ids(self, ledger_id: LedgerId, row: IndexRow) -> range | list[int]:
-        """Entries of a row's block from the row's first entry on."""
-        if not row.is_sparse:
-            return range(row.first_entry, row.last_entry + 1)
+    def _stored_block(self, ledger_id: LedgerId, row: IndexRow) -> EntryRun:
         self.logs.make_readable(row.location.log_id)
-        return [e for e in self.read_block(ledger_id, row).ids() if e >= row.first_entry]
+        return self.read_block(ledger_id, row)

@@ -7,9 +7,11 @@ as the ledger has entries. Runs and rows are taken in order, only as many as a p
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from bookie_server.storage.index.base import IndexRow
+from bookie_server.storage.ledgers.recent_blocks import RecentIds
 from bookie_server.storage.ledgers.stretches import stretches
 from spark_ledger.bookie_api import EntryPage
 from spark_ledger.runs import EntryRun
@@ -74,13 +76,14 @@ def stored_ranges(
     first row is always looked into, or nobody got on.
     """
     found: list[Range] = []
+    recent = RecentIds(read)
     for number, row in enumerate(rows):
         if number and (number == limit or len(found) >= limit or is_late()):
             return found, row.first_entry
         end = rows[number + 1].first_entry if number + 1 < len(rows) else row.last_entry + 1
         if row.is_sparse:
-            ids = read(row).ids()
-            found += stretches([e for e in ids if row.first_entry <= e < end])
+            ids = recent.of(row)
+            found += stretches(ids[bisect_left(ids, row.first_entry) : bisect_left(ids, end)])
         else:
             found.append((row.first_entry, EntryId(min(row.last_entry, end - 1))))
     return found, None

@@ -256,7 +256,7 @@ def test_a_wrong_number_of_entries_costs_a_copy_only(entries: int) -> None:
     memory.mkdir(Path("/logs"))
     writer = EntryLogWriter(memory, Path("/logs"), 1)
     runs = [make_run(7, range(300)), make_run(8, range(0, 600, 2))]
-    locations = [writer.append(run.ledger_id, encode_run(run, NO_ENTRY)) for run in runs]
+    locations = [writer.append(encode_run(run, NO_ENTRY)) for run in runs]
     writer.sync()
     reader = EntryLogReader(memory, Path("/logs"))
     for run, location in zip(runs, locations, strict=True):
@@ -279,7 +279,7 @@ def test_writes_of_a_log_are_aligned_and_of_bounded_size(monkeypatch: pytest.Mon
     memory.mkdir(Path("/logs"))
     writer = EntryLogWriter(memory, Path("/logs"), 1)
     runs = [make_run(7, [number], size) for number, size in enumerate([MIB, 3 * MIB, 5 * MIB] * 4)]
-    locations = [writer.append(run.ledger_id, encode_run(run, NO_ENTRY)) for run in runs]
+    locations = [writer.append(encode_run(run, NO_ENTRY)) for run in runs]
     writer.finish()
     ends = [offset + size for offset, size in sizes]
     assert [offset for offset, _size in sizes] == [0, *ends[:-1]], "without gaps"
