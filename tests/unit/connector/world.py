@@ -157,7 +157,7 @@ def values(batches: Iterator[Any]) -> list[int]:
 
 
 def to_read(streaming: bool = True, /, **options: str) -> ReadOptions:
-    one = {} if "streams" in options else {"stream": "s"}
+    one = {"stream": "s"} if options.keys().isdisjoint(["streams", "streamPattern"]) else {}
     return read_options({"metadata": "zk://h/l", **one, **options}, streaming=streaming)
 
 
