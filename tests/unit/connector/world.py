@@ -205,9 +205,11 @@ def batch_write(
     copied(writer).commit(copied(messages))
 
 
-def micro_batch(monkeypatch: pytest.MonkeyPatch, number: int, *rows: int, run: str = "r") -> None:
+def micro_batch(
+    monkeypatch: pytest.MonkeyPatch, number: int, *rows: int, run: str = "r", **options: str
+) -> None:
     """One micro-batch of a streaming query as Spark does it."""
-    writer = writers.LedgerStreamWriter(to_write(True), ROWS, overwrite=False)
+    writer = writers.LedgerStreamWriter(to_write(True, **options), ROWS, overwrite=False)
     monkeypatch.setattr(writers, "TaskContext", Task(batch=number, run=run))
     message = copied(writer).write(iter(table(*rows).to_batches()))
     copied(writer).commit(copied([message]), number)
