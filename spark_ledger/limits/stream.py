@@ -29,6 +29,11 @@ TRANSACTION_BYTES_MAX: Final = 900 * KIB
 """Bytes of a transaction on several streams. ZooKeeper takes 1 MiB (``jute.maxbuffer``) and closes
 the connection at a byte more, so that the outcome would seem unknown."""
 
+SEGMENT_LISTS_BYTES_MAX: Final = TRANSACTION_BYTES_MAX // 2
+"""Bytes of all segment lists in such a transaction; longer ones go into ledgers, one for each
+stream, which stay as long as the commit. A hundred streams, and a thousand ledgers that are named
+for the first time, leave so much."""
+
 MIXED_READINGS_MAX: Final = 3
 """How often several streams are read before it counts that some have a transaction and some do not:
 they are read one after the other, and another process may have committed in between."""

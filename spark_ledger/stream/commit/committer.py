@@ -29,13 +29,14 @@ from spark_ledger.errors import (
 from spark_ledger.limits import KIB
 from spark_ledger.limits.entries import ENTRY_PAYLOAD_BYTES_MAX
 from spark_ledger.limits.metadata import METADATA_ATTEMPTS
-from spark_ledger.limits.stream import LEDGERS_NAMED_BY_COMMIT_MAX
+from spark_ledger.limits.stream import LEDGERS_NAMED_BY_COMMIT_MAX, SEGMENT_LISTS_BYTES_MAX
 from spark_ledger.metadata.base import Check, Create, Operation, Put
 from spark_ledger.stream.commit.commit_log import CommitLog
 from spark_ledger.stream.commit.commit_rules import AlreadyApplied, Apply, Proposal, decide
 from spark_ledger.stream.commit.existing import ExistingLedgers, refuse_dropping
 from spark_ledger.stream.commit.head_reader import HeadReader
 from spark_ledger.stream.commit.new_schemas import with_new_schemas
+from spark_ledger.stream.commit.proposals import with_list_within
 from spark_ledger.stream.commit.readings import Reading, Readings
 from spark_ledger.stream.commit.sealer import Sealer
 from spark_ledger.stream.concurrency import run_all
@@ -165,6 +166,9 @@ class Attempt:
     def __init__(self, committer: Committer, proposal: Proposal, *, together: int = 1) -> None:
         """``together``: how many commits share the transaction, and so what it may have."""
         self._list_bytes_max = SEGMENT_LIST_NODE_BYTES_MAX // together
+        if not proposal.may_grow:  # then the transaction has no configurations
+            share = SEGMENT_LISTS_BYTES_MAX // together
+            self._list_bytes_max = min(SEGMENT_LIST_NODE_BYTES_MAX, share)
         self._ledgers_max = max(1, LEDGERS_NAMED_BY_COMMIT_MAX // together)
         self._committer = committer
         self._nodes, self._schemas = committer.nodes, committer.schemas
@@ -454,7 +458,7 @@ class Attempt:
 
         The list has no segment numbers, so it stays right whatever number the commit gets.
         """
-        data = codec.encode_segment_list(self._proposal.segments)
+        self._proposal, data = with_list_within(self._proposal, self._list_bytes_max)
         if len(data) <= self._list_bytes_max:
             return
         config = self._schemas.config

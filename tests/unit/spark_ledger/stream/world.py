@@ -121,7 +121,9 @@ def lagging_heads(monkeypatch: pytest.MonkeyPatch, reads: int, *names: str) -> N
     read = StreamNodes.head
     known: dict[str, list[Versioned[Head]]] = {}
 
-    async def old(self: StreamNodes) -> Versioned[Head]:
+    async def old(self: StreamNodes, *, latest: bool = False) -> Versioned[Head]:
+        if latest:
+            return await read(self, latest=True)
         if self.head_path not in known:
             known[self.head_path] = reads * [await read(self)]
         left = known[self.head_path] if not names or self.name in names else None
