@@ -209,7 +209,13 @@ class LedgerClient:
             self._left_open.add(ledger_id, lambda _: self._close_unwritten(metadata))
             raise
         digest = digest_for(digest_type, digest_key)
-        writer = LedgerWriter(self._context, created, access_key=access_key, digest=digest)
+        writer = LedgerWriter(
+            self._context,
+            created,
+            access_key=access_key,
+            digest=digest,
+            left_open=self._left_open,
+        )
         self._written.began(connection)
         return writer
 
