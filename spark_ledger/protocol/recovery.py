@@ -318,7 +318,7 @@ class RecoveryMachine:
             return self._end_if_complete()
         tail = min(self._tails, key=lambda tail: tail.next_entry)
         if not tail.is_settled(self._metadata):
-            if tail.is_waiting:
+            if tail.is_waiting or self._phase is Phase.ENDED:  # as what was found is not stored
                 return []
             return self._failed(recovery_errors.unknown_end(self._metadata, tail))
         self._end = tail.next_entry - 1
