@@ -36,6 +36,7 @@ from spark_ledger.metadata.ledgers import LedgerStore
 from spark_ledger.metadata.naming import Naming
 from spark_ledger.metadata.owners import Owner
 from spark_ledger.protocol.ensemble import closed
+from spark_ledger.tasks import in_thread
 from spark_ledger.transport.base import Transport
 from spark_ledger.transport.on_first_use import OnFirstUse
 from spark_ledger.types import (
@@ -209,7 +210,13 @@ class LedgerClient:
             self._left_open.add(ledger_id, lambda _: self._close_unwritten(metadata))
             raise
         digest = digest_for(digest_type, digest_key)
-        writer = LedgerWriter(self._context, created, access_key=access_key, digest=digest)
+        writer = LedgerWriter(
+            self._context,
+            created,
+            access_key=access_key,
+            digest=digest,
+            left_open=self._left_open,
+        )
         self._written.began(connection)
         return writer
 
@@ -369,7 +376,7 @@ async def _derive_keys(
 ) -> tuple[bytes, bytes]:
     if not password:
         return derive_keys(password, ledger_id, incarnation)
-    return await asyncio.to_thread(derive_keys, password, ledger_id, incarnation)
+    return await in_thread(derive_keys, password, ledger_id, incarnation)
 
 
 async def _keys_of(metadata: LedgerMetadata, password: bytes) -> tuple[bytes, Digest]:
