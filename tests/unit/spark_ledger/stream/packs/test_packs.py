@@ -78,6 +78,12 @@ async def freed(stream: Stream, ledgers: FakeLedgers, upto: int = 0) -> None:
     await reclaimer.free_packed()
 
 
+def looked_before(stream: Stream) -> None:
+    """It has asked for the packs a moment ago, and there were none."""
+    packs = stream._reader.packs
+    packs.known, packs._looked_s = Packs(), asyncio.get_running_loop().time()
+
+
 def packs_of(ledgers: FakeLedgers) -> Packs:
     path = "streams/s/packs"
     return decode_packs(ledgers.store.tree.get(path).value, path)
@@ -133,7 +139,7 @@ def test_reader_in_the_middle_of_a_former_ledger_goes_on_where_it_was() -> None:
         await stream.close()
         await optimize(stream)
         reader = await another(ledgers)[1].open("s")
-        reader._reader.packs.known = Packs()  # it looked before
+        looked_before(reader)
         ledgers.entries_per_chunk = reader._ledgers.entries_per_chunk = 2  # type: ignore[attr-defined]
         chunks = reader.read_range_chunks(await planned(reader))
         found = await anext(chunks)
