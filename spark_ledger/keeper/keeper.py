@@ -112,6 +112,7 @@ class Keeper:
         """For how long keepers had worked when this one took over."""
         self._began = self._clock()
         self._passes = 0
+        self._audit_fails = False
         self._last_error = ""
         self.found = Found()
         """What the last pass saw."""
@@ -278,7 +279,6 @@ class Keeper:
         self.found = work.found(locked=len(self._locked), failing=len(self._failed))
         if not self._config.dry_run:
             await self._care_for_streams(is_sweep=self._passes % STREAM_SWEEP_PASSES == 0)
-        self._passes += 1
         return work.plan
 
     def _read_anew(self) -> None:
@@ -296,8 +296,12 @@ class Keeper:
                 await self._sweep(whole=is_sweep)
             except LedgerError as error:  # a sweep that fails each time holds up no audit
                 failed = error
+        if failed is None:  # an audit that fails each time holds up no sweep
+            self._passes += 1
         self._optimizer.go_on()
-        await self._audit.go_on(may_begin=is_sweep)
+        may_begin, self._audit_fails = is_sweep or self._audit_fails, True
+        await self._audit.go_on(may_begin=may_begin)
+        self._audit_fails = False
         self.done["audited"] = self._audit.deleted
         if failed is not None:
             raise failed

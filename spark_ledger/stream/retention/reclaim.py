@@ -28,7 +28,6 @@ from spark_ledger.limits.stream import (
 )
 from spark_ledger.metadata.base import Check, Operation, Put
 from spark_ledger.stream.commit.commit_log import CommitLog, NamedLedgers
-from spark_ledger.stream.ledgers import TAG_STREAM_ID
 from spark_ledger.stream.manifest.format import encode_root
 from spark_ledger.stream.manifest.tree import ManifestRoot
 from spark_ledger.stream.model import Head, StreamConfig
@@ -38,7 +37,7 @@ from spark_ledger.stream.packs.model import Packs
 from spark_ledger.stream.packs.store import PackStore
 from spark_ledger.stream.retention.deletions import Deletions
 from spark_ledger.stream.retention.names import ReadNames, names_of, read_names
-from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
+from spark_ledger.types import TAG_STREAM_ID, LedgerId, LedgerMetadata, Versioned
 
 logger = logging.getLogger(__name__)
 
