@@ -39,7 +39,7 @@ from spark_ledger.metadata.unsettled import (
 )
 from spark_ledger.stream.ledgers import PURPOSE_RAW, purpose_of, stream_of
 from spark_ledger.stream.nodes import StreamNodes
-from spark_ledger.stream.retention.reclaim import LiveNames
+from spark_ledger.stream.retention.live_names import LiveNames
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import TAG_STREAM_ID, LedgerId, LedgerMetadata, Versioned
 

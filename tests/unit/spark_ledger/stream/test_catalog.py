@@ -19,7 +19,7 @@ from spark_ledger.stream import catalog
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.model import Compression, StreamConfig
 from spark_ledger.stream.nodes import StreamNodes
-from spark_ledger.stream.retention.reclaim import LiveNames
+from spark_ledger.stream.retention.live_names import LiveNames
 from spark_ledger.types import Versioned
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.packs.world import ClosedDeletions

@@ -20,7 +20,7 @@ from spark_ledger.errors import (
 from spark_ledger.metadata.memory import Fault, Outcome
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.model import Commit, Segment
-from spark_ledger.stream.retention.reclaim import LiveNames
+from spark_ledger.stream.retention.live_names import LiveNames
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import TAG_STREAM_ID
 from tests.effort import RANDOM_STREAMS, in_shares

@@ -15,7 +15,8 @@ from spark_ledger.stream.commit.commit_log import NamedLedgers
 from spark_ledger.stream.packs.format import encode_packs
 from spark_ledger.stream.packs.model import Pack, Packs
 from spark_ledger.stream.retention import reclaim
-from spark_ledger.stream.retention.reclaim import LiveNames, Reclaimed
+from spark_ledger.stream.retention.live_names import LiveNames
+from spark_ledger.stream.retention.reclaim import Reclaimed
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
