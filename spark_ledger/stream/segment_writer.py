@@ -95,6 +95,7 @@ class _OpenSegment:
     """The schema of the entries, if the commit adds it to the stream (rule T19)."""
     written_in: pa.Schema | None = None
     """The schema of the entries, if the stream has it, and did not from its beginning."""
+    stream_id: str = ""
 
     def push(self, entry: EncodedEntry) -> None:
         future = self.ledger.append_nowait(entry.payload)
@@ -137,6 +138,7 @@ class _OpenSegment:
             new_schema=self.new_schema,
             incarnation=self.ledger.incarnation,
             written_in=self.written_in,
+            stream_id=self.stream_id,
             statistics=of_entries([self.facts]),
         )
 
@@ -374,6 +376,7 @@ class SegmentWriter:
         segment = _OpenSegment(ledger, version, first, new_schema=new_schema)
         if version > 0 and not is_new:
             segment.written_in = encoder.schema
+        segment.stream_id = self._schemas.config.stream_id
         self._segments.append(segment)
         return segment
 
