@@ -14,6 +14,7 @@ from spark_ledger.errors import LedgerError
 from spark_ledger.limits.stream import LIST_REMOVAL_S
 from spark_ledger.metadata.base import MetadataStore, Operation
 from spark_ledger.stream.concurrency import run_all
+from spark_ledger.stream.model import StreamConfig
 from spark_ledger.types import (
     TAG_STREAM_ID,
     BookieInfo,
@@ -21,6 +22,7 @@ from spark_ledger.types import (
     EntryId,
     LedgerId,
     LedgerMetadata,
+    Quorums,
     ReplicaHint,
 )
 
@@ -227,3 +229,18 @@ def stream_of(metadata: LedgerMetadata) -> str:
 def ledger_tags(stream_name: str, stream_id: str, purpose: str) -> dict[str, str]:
     """The custom metadata of a stream's ledger."""
     return {TAG_STREAM_NAME: stream_name, TAG_STREAM_ID: stream_id, TAG_PURPOSE: purpose}
+
+
+async def new_ledger(
+    ledgers: Ledgers, config: StreamConfig, purpose: str, quorums: Quorums | None = None
+) -> OpenLedger:
+    """A ledger of a stream, with the stream's quorums unless others are given; a transaction has to
+    name it (rule K4). Raises as ``Ledgers.create_ledger``."""
+    quorums = quorums or config.quorums
+    return await ledgers.create_ledger(
+        ensemble_size=quorums.ensemble_size,
+        write_quorum=quorums.write_quorum,
+        ack_quorum=quorums.ack_quorum,
+        custom_metadata=ledger_tags(config.name, config.stream_id, purpose),
+        until_named=True,
+    )

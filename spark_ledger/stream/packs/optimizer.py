@@ -32,8 +32,8 @@ from spark_ledger.stream.ledgers import (
     Ledgers,
     OpenLedger,
     drop_unnamed,
-    ledger_tags,
     named_as_made,
+    new_ledger,
     written,
 )
 from spark_ledger.stream.model import Commit, SegmentRange
@@ -219,14 +219,7 @@ class Optimizer:
     async def _write(self, commits: Sequence[Commit], copying: _Copying) -> tuple[Pack, OpenLedger]:
         """A closed ledger with the rows of commits and its index, all confirmed (rule T23)."""
         config = self._schemas.config
-        quorums = config.quorums
-        ledger = await self._ledgers.create_ledger(
-            ensemble_size=quorums.ensemble_size,
-            write_quorum=quorums.write_quorum,
-            ack_quorum=quorums.ack_quorum,
-            custom_metadata=ledger_tags(config.name, config.stream_id, PURPOSE_PACK),
-            until_named=True,
-        )
+        ledger = await new_ledger(self._ledgers, config, PURPOSE_PACK)
         copy = _Copy(ledger, copying.pace)
         try:
             async with written(self._ledgers, ledger):
