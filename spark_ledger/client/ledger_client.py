@@ -42,6 +42,7 @@ from spark_ledger.transport.on_first_use import OnFirstUse
 from spark_ledger.types import (
     INCARNATION_BYTES,
     NO_ENTRY,
+    TAG_STREAM_ID,
     BookieInfo,
     DigestType,
     EntryId,
@@ -170,7 +171,8 @@ class LedgerClient:
 
         A ``password`` protects it: entries carry an HMAC, and appending, fencing and opening need
         it (rule P20). All ``custom_metadata`` of a ledger have some 127 KiB at most.
-        ``until_named``: for streams, see ``stream.ledgers.Ledgers``.
+        ``until_named``: for streams, see ``stream.ledgers.Ledgers``; theirs is the key
+        ``stream_id``.
 
         Raises ConfigurationError if an argument is wrong, NotEnoughBookiesError if fewer than
         ``ensemble_size`` bookies are writable, or a strict placement policy finds none in the right
@@ -179,6 +181,10 @@ class LedgerClient:
         """
         quorums = Quorums(ensemble_size, write_quorum, ack_quorum)
         custom = _check_custom_metadata({} if custom_metadata is None else custom_metadata)
+        if TAG_STREAM_ID in custom and not until_named:  # it would be taken for a stream's (K9)
+            raise ConfigurationError(
+                f"custom_metadata {TAG_STREAM_ID!r}: ledgers of streams have this key; use another"
+            )
         _check_password(password)
         bookies = await self._context.new_ensemble(quorums)
         if bookies is None:

@@ -68,7 +68,11 @@ MERGED_LEDGERS_KEPT: Final = 20_000
 days of eleven commits a second. Of a faster one the oldest go before the grace is over."""
 
 DROPPING_LEDGERS_MAX: Final = 500
-"""Ledgers that the configuration lists as dropped at a time: 5 KB, which each writer reads once."""
+"""Ledgers that the configuration lists as dropped at a time: 5 KB, which each writer reads once.
+One list follows the other as long as there is time."""
+
+LOOKS_AT_ONCE: Final = 64
+"""Ledgers of dropped rows whose metadata are read at the same time, before they are deleted."""
 
 LIVE_NAMES_MAX: Final = 500_000
 """Ledgers of which a process knows the last commit that names them, about 50 MB: those of a week of

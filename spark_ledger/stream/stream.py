@@ -201,8 +201,7 @@ class Stream:
     ) -> tuple[Committer, Proposal]:
         """The proposal for these segments, whose schemas are known here, and who commits it."""
         proposal = proposal.with_segments(tuple(segments))
-        known = (part.schema_version for part in proposal.segments if part.new_schema is None)
-        await self._schemas.look_for(max(known, default=0))  # may be new to this process (rule T8)
+        await self._schemas.look_for(proposal.segments)  # they may be new to this process (rule T8)
         return self._committer, proposal
 
     def committed(self) -> None:

@@ -47,7 +47,7 @@ from spark_ledger.stream.ledgers import (
     Ledgers,
     OpenLedger,
     drop_unnamed,
-    ledger_tags,
+    new_ledger,
     written,
 )
 from spark_ledger.stream.model import Commit, StreamConfig
@@ -461,14 +461,8 @@ class Attempt:
         self._proposal, data = with_list_within(self._proposal, self._list_bytes_max)
         if len(data) <= self._list_bytes_max:
             return
-        config = self._schemas.config
-        writer = await self._committer.ledgers.create_ledger(
-            ensemble_size=config.quorums.ensemble_size,
-            write_quorum=config.quorums.write_quorum,
-            ack_quorum=config.quorums.ack_quorum,
-            custom_metadata=ledger_tags(config.name, config.stream_id, PURPOSE_SEGMENT_LIST),
-            until_named=True,
-        )
+        ledgers, config = self._committer.ledgers, self._schemas.config
+        writer = await new_ledger(ledgers, config, PURPOSE_SEGMENT_LIST)
         self._list_ledger = writer
         size = ENTRY_PAYLOAD_BYTES_MAX // 4
         parts = [data[start : start + size] for start in range(0, len(data), size)]

@@ -24,7 +24,7 @@ from spark_ledger.errors import ConflictError
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, MemoryTree, Outcome
 from spark_ledger.stream.blocking import Stream, StreamConnection
 from spark_ledger.stream.catalog import StreamCatalog
-from spark_ledger.stream.retention.reclaim import LiveNames
+from spark_ledger.stream.retention.live_names import LiveNames
 from spark_ledger.types import BookieId, BookieInfo
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.packs.world import ClosedDeletions

@@ -13,7 +13,7 @@ from spark_ledger.metadata.base import Operation
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.model import Commit, Retention
 from spark_ledger.stream.ranges import ranges_between
-from spark_ledger.stream.retention.reclaim import LiveNames
+from spark_ledger.stream.retention.live_names import LiveNames
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import Dlsn, Versioned
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers

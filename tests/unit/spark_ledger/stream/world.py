@@ -22,7 +22,7 @@ from spark_ledger.stream.manifest.format import decode_root
 from spark_ledger.stream.manifest.tree import ManifestRoot, Page
 from spark_ledger.stream.model import UNPLACED, Head, Segment
 from spark_ledger.stream.nodes import StreamNodes
-from spark_ledger.stream.retention.reclaim import LiveNames
+from spark_ledger.stream.retention.live_names import LiveNames
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import EntryId, LedgerId, LedgerMetadata, Versioned
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers

@@ -20,8 +20,8 @@ from spark_ledger.stream.packs.format import decode_packs, encode_packs
 from spark_ledger.stream.packs.model import Choice, Chooser, Pack, Packs
 from spark_ledger.stream.packs.optimizer import Packed
 from spark_ledger.stream.ranges import ranges_between
+from spark_ledger.stream.retention.live_names import LiveNames
 from spark_ledger.stream.retention.names import count_ledgers
-from spark_ledger.stream.retention.reclaim import LiveNames
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import LedgerId
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
