@@ -27,7 +27,7 @@ from spark_ledger.metadata.base import Create
 from spark_ledger.metadata.codec import encode_ledger
 from spark_ledger.metadata.ledgers import ledger_path
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore
-from spark_ledger.stream.ledgers import TAG_STREAM_ID, TAG_STREAM_NAME
+from spark_ledger.stream.ledgers import PURPOSE_SEGMENTS, ledger_tags
 from spark_ledger.stream.nodes import StreamNodes
 from spark_ledger.types import (
     BookieId,
@@ -47,7 +47,7 @@ _CONFIG = KeeperConfig(audit_s=0.0, deletes_per_s=1e6)
 async def _leave_ledgers(client: LedgerClient, count: int) -> None:
     """Closed ledgers of the stream that no index lists and nothing names."""
     config = (await StreamNodes(client.store, STREAM).config()).value
-    tags = {TAG_STREAM_NAME: STREAM, TAG_STREAM_ID: config.stream_id}
+    tags = ledger_tags(STREAM, config.stream_id, PURPOSE_SEGMENTS)
     bookies = tuple(BookieId(f"bookie-{index}") for index in range(3))
     for start in range(UNNAMED_FROM, UNNAMED_FROM + count, 10_000):
         await client.store.create(f"{ledger_path(LedgerId(start)).rpartition('/')[0]}/x", b"")

@@ -16,7 +16,7 @@ from bookie_server.telling import end_output, say
 def main(
     arguments: list[str] | None = None, at_end: Callable[[int], None] = lambda _exit_code: None
 ) -> int:
-    """Parse the command line, run, and return the exit code. ``at_end``: see ``server.run``."""
+    """Parse the command line, run, and return the exit code. ``at_end``: see ``process.run``."""
     options = _parser().parse_args(arguments)
     logging.basicConfig(
         level=options.log_level.upper(),
@@ -25,8 +25,8 @@ def main(
     )
     logging.getLogger("kazoo").setLevel(logging.WARNING)
     from bookie_server.config import load
+    from bookie_server.process import format_bookie, relocate_bookie, run
     from bookie_server.rack import with_rack
-    from bookie_server.server import format_bookie, relocate_bookie, run
     from spark_ledger.errors import ConfigurationError, CorruptionError, LedgerError
 
     try:

@@ -50,7 +50,7 @@ from bookie_server.storage.stats import StorageStats
 from bookie_server.waiting_adds import PendingAdd, WaitingAdds
 from bookie_server.watchers import Watchers
 from spark_ledger.bookie_api import ASKED_BY, Done, EntryPage, LedgerEnd, ReadOutcome, Refusal
-from spark_ledger.limits.bookie import ADDS_GO_ON_AT_ONCE
+from spark_ledger.limits.bookie import ADDS_GO_ON_AT_ONCE, BOOKIE_FENCES_MAX
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from spark_ledger.wire.frame import access_key_hash
@@ -195,7 +195,10 @@ class Bookie:
         if ledger_id in self._fences:
             # The fence is in memory and not on the disk: a second recovery that was told so now
             # would trust a fence which a power cut can still take back.
-            self._fences[ledger_id].append(done)
+            if len(waiting := self._fences[ledger_id]) < BOOKIE_FENCES_MAX:
+                waiting.append(done)
+            else:  # the journal hangs, and most of those have left
+                done(BookieStatus.TOO_MANY_REQUESTS, f"ledger {ledger_id} is not fenced yet")
         elif not steps:
             done(BookieStatus.OK, "")
         elif not self._refuses_for_room(done):
@@ -346,6 +349,7 @@ class Bookie:
 
         In the order in which they came, some at a time, up to the first without room (rule P3).
         """
+        self._held.forget()
         with self._journal.batch():
             for _ in range(min(len(self._waiting), ADDS_GO_ON_AT_ONCE)):
                 refusal = self._flush_refusal(self._waiting.first.run.ledger_id)

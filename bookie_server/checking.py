@@ -42,6 +42,7 @@ from bookie_server.storage.ledgers.directory_scrub import DirectoryScrub
 from bookie_server.storage.ledgers.entry_log import EntryLogReader, block_path
 from bookie_server.storage.ledgers.lacking import Lacking
 from bookie_server.storage.ledgers.log_scan import scan_blocks
+from bookie_server.storage.ledgers.recent_blocks import RecentBlocks
 from bookie_server.storage.records import FILE_HEADER_BYTES
 from spark_ledger.errors import ConfigurationError, CorruptionError
 from spark_ledger.limits import GIB
@@ -176,14 +177,20 @@ def _verify(
             except CorruptionError as error:
                 findings.append(Finding("index", str(error), ledger_id))
                 continue
+            faults = RecentBlocks[str]()
             for row in rows:
-                blocks, byte_count = blocks + 1, byte_count + row.byte_count
-                told(row.byte_count)
-                try:
-                    _read(reader, ledger_id, row)
-                except (CorruptionError, OSError) as error:
+                fault = faults.get(row.location)
+                if fault is None:
+                    blocks, byte_count, fault = blocks + 1, byte_count + row.byte_count, ""
+                    told(row.byte_count)
+                    try:
+                        _read(reader, ledger_id, row)
+                    except (CorruptionError, OSError) as error:
+                        fault = str(error)
+                    faults.put(row.location, fault)
+                if fault:
                     entries = row.first_entry, row.last_entry
-                    findings.append(Finding("block", str(error), ledger_id, *entries))
+                    findings.append(Finding("block", fault, ledger_id, *entries))
     return Checked(role, ledgers, blocks, byte_count, findings)
 
 

@@ -19,21 +19,37 @@ from spark_ledger.types import BookieStatus, EntryId, LedgerId
 RunWith = Callable[[LedgerId, EntryId], EntryRun | None]
 """The run that holds an entry of a ledger; see ``LedgerStorage.run_with``."""
 
+MayHold = Callable[[LedgerId, EntryId, EntryId], bool]
+"""Whether entries from one to another one of a ledger may be held. Raises as
+``LedgerStorage.run_with``."""
 
-def compare_with_held(run_with: RunWith, run: EntryRun, last_entry: EntryId) -> bool | Refusal:
+
+def compare_with_held(
+    run_with: RunWith, may_hold: MayHold, run: EntryRun, last_entry: EntryId
+) -> bool | Refusal:
     """Whether each entry of a run is held already; a refusal if one is held with other bytes.
 
     ``last_entry`` is the highest entry that is held of the ledger. What cannot be read cannot be
     compared, and nothing is acknowledged that was not.
+
+    Behind an entry that is not held it is asked whether any other one may be, and again behind
+    twice as many: repair copies thousands in a run, and most often none of them is held.
     """
     held: dict[EntryId, memoryview] = {}
     is_whole = True
+    missed, asks_at = 0, 1
     for entry_id, frame in run.split():
         if entry_id > last_entry:
             return False
         if entry_id not in held:
             try:
                 found = run_with(run.ledger_id, entry_id)
+                if found is None:
+                    missed += 1
+                    if missed == asks_at:
+                        asks_at *= 2
+                        if not may_hold(run.ledger_id, entry_id, run.last_entry):
+                            return False
             except (OSError, CorruptionError) as error:
                 return Refusal(BookieStatus.IO_ERROR, str(error))
             held = {} if found is None else dict(part_of(found, entry_id, run.last_entry).split())

@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import time
 from concurrent.futures import Future, wait
+from functools import partial
 from threading import Thread
 from typing import Final
 
@@ -36,8 +37,8 @@ _KEPT_BYTES_MAX: Final = RUN_FRAMES_BYTES_MAX
 """Of the blocks that one late look has read: the largest one fits, and four of those that a sender
 makes of many entries. More is left to the block cache."""
 
-_ERROR_KEPT_S: Final = 60.0
-"""What a disk said longer ago is asked again: who was told to come again is back in seconds."""
+_KEPT_S: Final = 60.0
+"""What was met longer ago is asked again: who was told to come again is back in seconds."""
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,8 @@ class _Look:
     def _work(self, run: EntryRun, last_entry: EntryId) -> None:
         began = time.monotonic()
         try:
-            found = compare_with_held(self._run_with, run, last_entry)
+            may_hold = partial(_may_hold, self._store)
+            found = compare_with_held(self._run_with, may_hold, run, last_entry)
             self.was_late = time.monotonic() - began >= HELD_ENTRIES_WAIT_S
             self.ended_at = time.monotonic()
             self.answer.set_result(found)
@@ -91,6 +93,15 @@ class _Look:
         return run
 
 
+def _may_hold(store: DirectoryStore, ledger_id: LedgerId, first: EntryId, last: EntryId) -> bool:
+    """See ``MayHold``. Of the index the row that decides about ``first`` is asked for, and the next
+    one: as they ascend, no other row reaches further."""
+    if store.cache.may_hold(ledger_id, first, last):  # before the index (rule S7)
+        return True
+    rows = store.index.rows_from(ledger_id, first, 2)
+    return any(row.first_entry <= last and first <= row.last_entry for row in rows)
+
+
 class HeldEntries:
     """Belongs to the service thread; ``close`` to the one that closes, when no other is left."""
 
@@ -106,12 +117,20 @@ class HeldEntries:
 
     def compare(self, run: EntryRun, last_entry: EntryId) -> bool | Refusal:
         """See ``compare_with_held``. Refused as busy while the disk does not answer."""
+        may_hold = partial(_may_hold, self._storage.store_of(run.ledger_id))
         if not self._has_threads:
-            return compare_with_held(self._storage.run_with, run, last_entry)
+            return compare_with_held(self._storage.run_with, may_hold, run, last_entry)
         try:
-            return compare_with_held(self._in_memory, run, last_entry)
+            return compare_with_held(self._in_memory, may_hold, run, last_entry)
         except _NotInMemory:
             return self._ask_disk(run, last_entry)
+
+    def forget(self) -> None:
+        """Let go of what late looks met long ago."""
+        ended_before = time.monotonic() - _KEPT_S
+        for look in self._late.values():
+            if look.answer.done() and look.ended_at < ended_before:
+                look.met.clear()
 
     def close(self) -> None:
         """Wait a while for what is read still: no file is closed under it."""
@@ -130,7 +149,7 @@ class HeldEntries:
         if isinstance(found, EntryRun):
             return found
         del late.met[row.location]
-        if time.monotonic() - late.ended_at > _ERROR_KEPT_S:
+        if time.monotonic() - late.ended_at > _KEPT_S:
             raise _NotInMemory  # the disk may be well by now
         raise found
 

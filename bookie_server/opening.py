@@ -69,7 +69,10 @@ def open_bookie(
     not this bookie's or not usable. Then everything is closed and unlocked again.
     """
     files = file_system or PosixFileSystem()
-    make_index = open_index or partial(LmdbIndex, map_bytes=config.index_map_bytes)
+    directories = len(config.ledger_directories)
+    make_index = open_index or partial(
+        LmdbIndex, map_bytes=config.index_map_bytes, directories=directories
+    )
 
     def opened() -> Bookie:
         with ExitStack() as undo:
@@ -237,12 +240,14 @@ def _store(
     index = make_index(directory / INDEX_NAME)
     undo.callback(index.close)
     claim_index(index, read_cookie(files, directory))
+    directories = len(config.ledger_directories)
     return DirectoryStore(
         files,
         directory,
         index,
         entry_log_bytes=config.entry_log_bytes,
         entry_log_cached_bytes=config.entry_log_cached_bytes,
-        block_cache_bytes=config.block_cache_bytes // len(config.ledger_directories),
+        block_cache_bytes=config.block_cache_bytes // directories,
+        directories=directories,
         open_logs_max=open_logs_max,
     )

@@ -137,9 +137,8 @@ def entry_page(
     # Behind the page: what was flushed in between is stored.
     if unsynced and storage.store_of(ledger_id).cache.runs_of(ledger_id):
         raise OSError(f"{unsynced}: which entries of ledger {ledger_id} are stored is not known")
-    if not page.ranges and storage.ledger_record(ledger_id) is None:
-        return None
-    return page
+    is_empty = not page.ranges and page.next_entry is None
+    return None if is_empty and storage.ledger_record(ledger_id) is None else page
 
 
 def _missing(

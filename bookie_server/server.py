@@ -14,21 +14,21 @@ import logging
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TypeVar
 
+from bookie_server import addresses
 from bookie_server.bookie import Bookie
 from bookie_server.collection_task import ledger_collector
 from bookie_server.config import BookieConfig
 from bookie_server.daemon_thread import at_most, in_daemon_thread
 from bookie_server.descriptors import Share, raise_limit, share_out
-from bookie_server.exit_codes import EXIT_FATAL, EXIT_OK, EXIT_REFUSED, EXIT_REPLACED, exit_code_of
+from bookie_server.exit_codes import EXIT_FATAL, EXIT_OK, EXIT_REFUSED, EXIT_REPLACED
 from bookie_server.garbage import Collector
 from bookie_server.held_ids import pass_over_held_ids
 from bookie_server.identity import Identity
@@ -37,10 +37,8 @@ from bookie_server.leaving import LeavingWatch
 from bookie_server.ledger_keys import MetadataKeys
 from bookie_server.loop_watch import LoopWatch
 from bookie_server.opening import open_bookie
-from bookie_server.process_settings import set_up_process
 from bookie_server.refetch import Refetch
 from bookie_server.registration import Registration, format_new, is_formatted, local_cookie
-from bookie_server.relocation import relocate
 from bookie_server.report import Report
 from bookie_server.service import admin
 from bookie_server.service.grpc_server import GrpcServer
@@ -50,11 +48,10 @@ from bookie_server.service.metrics import ServiceMetrics
 from bookie_server.stall_watch import StallWatch
 from bookie_server.storage.cookie import Cookie
 from bookie_server.storage.fs.posix_fs import PosixFileSystem
-from bookie_server.telling import Ready, say, tell_ready
+from bookie_server.telling import Ready, tell_ready
 from spark_ledger.errors import (
     ConfigurationError,
     CorruptionError,
-    LedgerError,
     MetadataUnavailableError,
 )
 from spark_ledger.limits.bookie import (
@@ -63,87 +60,19 @@ from spark_ledger.limits.bookie import (
     BOOKIE_READS_END_S,
     BOOKIE_WITHDRAW_TIMEOUT_S,
 )
-from spark_ledger.limits.metadata import METADATA_TIMEOUT_S
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.connect import open_store
 from spark_ledger.tasks import cancel
 from spark_ledger.types import BookieId, BookieInfo
 
-_ANY_ADDRESS: Final = ("0.0.0.0", "::", "")  # noqa: S104 - compared with, not bound
-
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
 
-class _Stopped(Exception):
+class Stopped(Exception):
     """SIGTERM came before the bookie was serving."""
-
-
-def run(
-    config: BookieConfig,
-    *,
-    ready_file: Path | None = None,
-    format_if_new: bool = False,
-    at_end: Callable[[int], None] = lambda _exit_code: None,
-) -> int:
-    """Serve until a signal; the exit code. Must be called on the main thread.
-
-    ``ready_file`` is made (JSON, see ``Ready``) once the bookie serves and is announced.
-    ``format_if_new`` makes a new bookie when the directories hold none. ``at_end`` gets the exit
-    code once all is done, but for waiting until threads have ended.
-    """
-    if not __debug__:
-        say("a bookie does not run under python -O: its assertions protect data", sys.stderr)
-        return EXIT_REFUSED
-    set_up_process()
-    server = BookieServer(config, ready_file=ready_file, format_if_new=format_if_new)
-
-    async def serve() -> int:
-        exit_code = await _exit_code(server)
-        at_end(exit_code)
-        return exit_code
-
-    return asyncio.run(serve())
-
-
-async def _exit_code(server: BookieServer) -> int:
-    """Serve; what came of it."""
-    try:
-        return await server.run()
-    except _Stopped:
-        return server.end_code
-    except LedgerError as error:
-        logger.error("%s", error)  # noqa: TRY400 - the message says what to do
-        return exit_code_of(error)
-
-
-def format_bookie(config: BookieConfig) -> Cookie:
-    """Make a new bookie in the configured directories and in the cluster, without serving.
-
-    Raises ConfigurationError if there is one already, MetadataUnavailableError if the metadata
-    store cannot be reached.
-    """
-
-    return asyncio.run(_with_store(config, format_new))
-
-
-def relocate_bookie(config: BookieConfig) -> str:
-    """See ``relocation``; raises the same, and MetadataUnavailableError."""
-    return asyncio.run(_with_store(config, relocate))
-
-
-async def _with_store(
-    config: BookieConfig, work: Callable[[BookieConfig, MetadataStore], Awaitable[T]]
-) -> T:
-    store = await open_store(
-        config.metadata, connect_timeout_s=min(config.metadata_wait_s, METADATA_TIMEOUT_S)
-    )
-    try:
-        return await work(config, store)
-    finally:
-        await store.close()
 
 
 class BookieServer:
@@ -223,9 +152,9 @@ class BookieServer:
             server = GrpcServer(
                 service, self._metrics, connections_max=self._descriptors.connections
             )
-            address = self._bind(server)
+            address = addresses.bind(server, self._config)
             closing.push_async_callback(self._finish_calls, service, server)
-            listener, admin_address = self._bind_admin()
+            listener, admin_address = addresses.bind_admin(self._config)
             self._announced = registration = self._registration(registry, address, admin_address)
             closing.push_async_callback(self._withdraw, registration)
             await self._unless_stopped(registration.start())
@@ -297,7 +226,7 @@ class BookieServer:
                 logger.warning("waiting for the metadata store (%.0f s more): %s", left, error)
                 await asyncio.sleep(min(0.2, left))
             if self._stop.is_set():
-                raise _Stopped
+                raise Stopped
         raise AssertionError("the attempts have no end")
 
     async def _open_bookie(self, keys: MetadataKeys) -> Bookie:
@@ -343,33 +272,15 @@ class BookieServer:
             raise ConfigurationError(self._left)
 
     async def _unless_stopped(self, work: Awaitable[T]) -> T:
-        """Wait for it. Raises _Stopped if a signal comes first, otherwise what it raises."""
+        """Wait for it. Raises Stopped if a signal comes first, otherwise what it raises."""
         task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.wait())
         try:
             await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                raise _Stopped
+                raise Stopped
             return await task
         finally:
             await cancel(task, stopped)
-
-    def _bind(self, server: GrpcServer) -> str:
-        """Take the address for clients; what to announce."""
-        config = self._config
-        host, port = config.listen.advertised
-        if not host and config.listen.host in _ANY_ADDRESS:
-            raise ConfigurationError(
-                f"listen.host {config.listen.host!r} is no address that clients can connect to: "
-                "set listen.advertised_address"
-            )
-        bound = server.bind(_bracketed(config.listen.host), config.listen.port)
-        return f"{_bracketed(host or config.listen.host)}:{port or bound}"
-
-    def _bind_admin(self) -> tuple[socket.socket | None, str]:
-        if not self._config.admin.enabled:
-            return None, ""
-        listener = admin.bind(self._config.admin.host, self._config.admin.port)
-        return listener, f"{_bracketed(self._config.admin.host)}:{listener.getsockname()[1]}"
 
     def _registration(
         self, registry: BookieRegistry, address: str, admin_address: str
@@ -493,8 +404,3 @@ class BookieServer:
             logger.error("the storage did not close in time; %s", kept)  # noqa: TRY400 - no fault
         except (OSError, CorruptionError) as error:
             logger.error("the last flush failed, %s: %s", kept, error)  # noqa: TRY400 - it says where
-
-
-def _bracketed(host: str) -> str:
-    """An IPv6 address needs brackets in front of a port."""
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host

@@ -11,6 +11,8 @@ from typing import Final
 
 from pyspark.sql import types as spark
 
+from connector.type_walk import rebuilt
+
 MARKS: Final = frozenset(
     {
         "spark.watermarkDelayMs",  # an event time, and how late rows may be
@@ -31,18 +33,10 @@ MARKS: Final = frozenset(
 )
 
 
-def without_marks(field: spark.StructField) -> spark.StructField:
-    """The field without them, also inside of its type; comments and all else stay."""
-    metadata = {key: value for key, value in field.metadata.items() if key not in MARKS}
-    return spark.StructField(field.name, _unmarked(field.dataType), field.nullable, metadata)
+def without_marks(schema: spark.StructType) -> spark.StructType:
+    """The schema without them, also inside of its types; comments and all else stay."""
+    return rebuilt(schema, metadata=_unmarked)
 
 
-def _unmarked(data_type: spark.DataType) -> spark.DataType:
-    if isinstance(data_type, spark.ArrayType):
-        return spark.ArrayType(_unmarked(data_type.elementType), data_type.containsNull)
-    if isinstance(data_type, spark.MapType):
-        key, value = _unmarked(data_type.keyType), _unmarked(data_type.valueType)
-        return spark.MapType(key, value, data_type.valueContainsNull)
-    if isinstance(data_type, spark.StructType):
-        return spark.StructType([without_marks(field) for field in data_type.fields])
-    return data_type
+def _unmarked(metadata: dict[str, object]) -> dict[str, object]:
+    return {key: value for key, value in metadata.items() if key not in MARKS}

@@ -23,6 +23,7 @@ from pyspark.sql.pandas.types import (
 )
 
 from connector.marks import without_marks
+from connector.type_walk import rebuilt
 from connector.widening import WIDER, fits, widens
 from spark_ledger.errors import NoSuchStreamError, SchemaMismatchError
 from spark_ledger.stream.format.arrow_types import ArrowField
@@ -73,56 +74,21 @@ def arrow_schema_of(schema: spark.StructType) -> pa.Schema:
     """
     known = next((stored for given, stored in tuple(_CONVERTED) if given == schema), None)
     if known is None:
-        text = _nullable_struct(_text_columns(schema))
-        fields = [_arrow_field(without_marks(field)) for field in text.fields]
-        known = canonical_schema(pa.schema(fields))
+        stored = without_marks(_text_columns(schema).toNullable())
+        known = canonical_schema(pa.schema([_arrow_field(field) for field in stored.fields]))
         _CONVERTED.appendleft((spark.StructType(list(schema.fields)), known))
     return known
 
 
-def _nullable_struct(schema: spark.StructType) -> spark.StructType:
-    return spark.StructType(
-        [
-            spark.StructField(field.name, _nullable(field.dataType), True, field.metadata)
-            for field in schema.fields
-        ]
-    )
-
-
-def _as_text(data_type: spark.DataType) -> spark.DataType:
-    """The type with ``string`` for ``char(n)`` and ``varchar(n)`` everywhere: what Spark writes is
-    padded and checked by then."""
-    if isinstance(data_type, spark.CharType | spark.VarcharType):
-        return spark.StringType()
-    if isinstance(data_type, spark.ArrayType):
-        return spark.ArrayType(_as_text(data_type.elementType), data_type.containsNull)
-    if isinstance(data_type, spark.MapType):
-        key, value = _as_text(data_type.keyType), _as_text(data_type.valueType)
-        return spark.MapType(key, value, data_type.valueContainsNull)
-    if isinstance(data_type, spark.StructType):
-        return _text_columns(data_type)
-    return data_type
-
-
 def _text_columns(schema: spark.StructType) -> spark.StructType:
-    """The same of each column."""
-    return spark.StructType(
-        [
-            spark.StructField(field.name, _as_text(field.dataType), field.nullable, field.metadata)
-            for field in schema.fields
-        ]
-    )
+    """The schema with ``string`` for ``char(n)`` and ``varchar(n)`` everywhere: what Spark writes
+    is padded and checked by then."""
 
+    def text(leaf: spark.DataType) -> spark.DataType:
+        is_bounded = isinstance(leaf, spark.CharType | spark.VarcharType)
+        return spark.StringType() if is_bounded else leaf
 
-def _nullable(data_type: spark.DataType) -> spark.DataType:
-    """The type with everything in it nullable, except the keys of maps."""
-    if isinstance(data_type, spark.ArrayType):
-        return spark.ArrayType(_nullable(data_type.elementType), True)
-    if isinstance(data_type, spark.MapType):
-        return spark.MapType(_nullable(data_type.keyType), _nullable(data_type.valueType), True)
-    if isinstance(data_type, spark.StructType):
-        return _nullable_struct(data_type)
-    return data_type
+    return rebuilt(schema, leaf=text)
 
 
 def _arrow_field(field: spark.StructField) -> ArrowField:
@@ -241,8 +207,8 @@ def _spark_field(field: ArrowField) -> spark.StructField:
         if to_arrow_type(exact, timezone="UTC").equals(field.type, check_metadata=False):
             data_type = exact
     noted = from_arrow_metadata(field.metadata)
-    found = spark.StructField(field.name, data_type, field.nullable, noted)
-    return without_marks(found)  # streams have some that were made when they were stored
+    found = spark.StructType([spark.StructField(field.name, data_type, field.nullable, noted)])
+    return without_marks(found).fields[0]  # streams have some that were made when they were stored
 
 
 def read_schema(schema: spark.StructType) -> pa.Schema:
@@ -307,7 +273,8 @@ def check_declared(
     known = {field.name.lower(): _spark_field(field).dataType for field in stored}
     for field in declared.fields:
         if field.name == LEDGER_COLUMN and include_metadata:
-            if _nullable(field.dataType) != _nullable(metadata_type):
+            given = spark.StructType([spark.StructField("", field.dataType)])
+            if given.toNullable().fields[0].dataType != metadata_type.toNullable():
                 raise SchemaMismatchError(
                     f"{subject}: the declared type of {LEDGER_COLUMN!r} must be "
                     f"{metadata_type.simpleString()}"

@@ -191,6 +191,8 @@ def fresh_stream(options: ConnectionOptions, name: str, *, latest: bool = False)
     """
     session = _session(options)
     known = _used(session, name)
+    if known is None and latest:
+        known = _opened(session, name)  # as our server knows it, which may lag
     if known is not None:
         try:
             known.refresh(latest=latest)

@@ -1,12 +1,16 @@
-"""Background work on an asyncio loop: how a task is ended, how long an event is waited for, and how
-fast it may go."""
+"""Background work on an asyncio loop: how a task is ended, how long an event is waited for, what
+runs in a thread, and how fast it may go."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 # What a task returns is nobody's business here.
@@ -22,6 +26,14 @@ async def wait_at_most(event: asyncio.Event, timeout_s: float) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             await event.wait()
+
+
+async def in_thread(work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+    """Do what takes long in a thread. Once the main thread has ended, as in an exit handler, Python
+    begins none: then it is done here, and the loop waits."""
+    if threading.main_thread().is_alive():
+        return await asyncio.to_thread(work, *args, **named)
+    return work(*args, **named)
 
 
 class Throttle:

@@ -25,6 +25,9 @@ ReplicaHint: TypeAlias = int | tuple[BookieId, ...]
 """Which replica a read asks first: a number that differs between readers, or bookies by name, the
 preferred one first."""
 
+TAG_STREAM_ID: Final = "stream_id"
+"""The key of ``custom_metadata`` that ledgers of streams have, and no application's."""
+
 NO_ENTRY: Final = EntryId(-1)
 """Stands for "no entry yet": the last add confirmed of an empty ledger."""
 

@@ -357,7 +357,9 @@ def _service(service: Any) -> Iterable[str]:
         yield "service: an append stream"
     if service._polls or service._metrics.long_polls or _watchers(service._bookie):
         yield "service: a long poll"
-    if service._connections.calls or any(service._connections._running.values()):
+    if service._connections.calls or any(
+        each.running for each in service._connections._known.values()
+    ):
         yield "service: a call of a connection"
     if service._shares._in_flight and not service._bookie.append_bytes_in_flight:
         yield "service: a share of the bytes in flight"

@@ -4,8 +4,7 @@ They are written in place: a torn write leaves the other copy, and a full disk n
 So a bookie whose disk is full collects what was deleted, which makes room there (rule G4).
 
 A copy is 4096 bytes: a JSON object, blanks, the CRC-32 of all that as eight hexadecimal digits, and
-a line feed. The one with the higher number counts. A file of no more than 4096 bytes is the JSON
-object alone, as it was written before there were copies.
+a line feed. The one with the higher number counts.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def read_note(files: FileSystem, path: Path) -> Noted:
             raise OSError(f"{path}: {size} bytes, at most {2 * _COPY_BYTES} are expected")
         data = file.pread(size, 0)
         copies = [data[at : at + _COPY_BYTES] for at in (0, _COPY_BYTES)]
-        found = _decoded(path, data, copies)
+        found = _decoded(path, copies)
         last = max(found, key=lambda at: found[at].number)
         # What a process left that was killed may be in memory only, as may the file's name behind a
         # write that failed. The next copy is written over the one before it, in a file that has to
@@ -71,11 +70,9 @@ def read_note(files: FileSystem, path: Path) -> Noted:
     return found[last]
 
 
-def _decoded(path: Path, data: bytes, copies: Sequence[bytes]) -> dict[int, Noted]:
+def _decoded(path: Path, copies: Sequence[bytes]) -> dict[int, Noted]:
     """The copies that are whole, by their places. Raises CorruptionError if none is."""
     try:
-        if len(data) <= _COPY_BYTES:
-            return {0: msgspec.json.decode(data, type=Noted)}
         texts = enumerate(map(_text, copies))
         found = {at: msgspec.json.decode(text, type=Noted) for at, text in texts if text}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -96,14 +93,10 @@ def write_note(files: FileSystem, path: Path, noted: Noted) -> None:
         return
     file = files.open(path, writable=True)
     try:
-        is_older = file.size() != 2 * _COPY_BYTES
-        if not is_older:
-            file.pwritev([copy], noted.number % 2 * _COPY_BYTES)
-            file.fdatasync()
+        file.pwritev([copy], noted.number % 2 * _COPY_BYTES)
+        file.fdatasync()
     finally:
         file.close()
-    if is_older:
-        write_file_durably(files, path, copy + copy)
 
 
 def _text(copy: bytes) -> bytes | None:

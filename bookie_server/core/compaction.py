@@ -29,7 +29,7 @@ class LogState(NamedTuple):
 
     @property
     def garbage_bytes(self) -> int:
-        """Bytes that nothing needs. A block that is named twice counts twice as live."""
+        """Bytes that nothing needs."""
         return max(0, self.byte_count - self.live_bytes)
 
     @property

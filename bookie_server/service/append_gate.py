@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
+from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 from bookie_server.service.held_messages import HeldMessages
 from bookie_server.service.refused_appenders import RefusedAppenders
@@ -20,6 +21,20 @@ _SHORT_MEMORY_DIVISOR: Final = 8
 
 _EXPECTED_FOR_S: Final = 0.05
 """A stream that may read on has read its next message by then, or its client has none."""
+
+
+_Place: TypeAlias = "tuple[asyncio.Future[None], int]"
+"""Who waits, and for how much."""
+
+
+async def _turn_of(place: _Place, waiting: deque[_Place]) -> None:
+    """Wait. A stream that ends leaves nothing: while a disk hangs nobody else takes it out."""
+    try:
+        await place[0]
+    except asyncio.CancelledError:
+        with suppress(ValueError):  # it was let go
+            waiting.remove(place)
+        raise
 
 
 class AppendGate:
@@ -35,7 +50,7 @@ class AppendGate:
         self._bytes_max = bytes_max
         self._memory_is_short = False
         self._bytes_expected = 0
-        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
+        self._waiting: deque[_Place] = deque()
         self._check_is_due = False
         self.refused = RefusedAppenders()
         """Of all streams that go through this gate."""
@@ -45,9 +60,9 @@ class AppendGate:
     async def wait(self, expected_bytes: int) -> None:
         """Return once the bookie takes more; ``expected_bytes`` is what the next message has."""
         if self._waiting or self._is_closed():
-            turn = asyncio.get_running_loop().create_future()
-            self._waiting.append((turn, expected_bytes))
-            await turn
+            place = asyncio.get_running_loop().create_future(), expected_bytes
+            self._waiting.append(place)
+            await _turn_of(place, self._waiting)
 
     def memory_is_short(self, is_short: bool) -> None:
         """Take in less from now on, or as much as usual again."""
@@ -97,16 +112,21 @@ class AppendShares:
     def __init__(self, bytes_max: int = BOOKIE_APPEND_SHARED_BYTES) -> None:
         self._bytes_max = bytes_max
         self._in_flight: dict[str, int] = {}  # no connection is in it with nothing
-        self._waiting: dict[str, deque[tuple[asyncio.Future[None], int]]] = {}
+        self._waiting: dict[str, deque[_Place]] = {}
         self._barred: Counter[str] = Counter()
         self._check_is_due = False
 
     async def wait(self, connection: str, expected_cost: int) -> None:
         """Return once the connection may be read; its next message costs ``expected_cost``."""
         if connection in self._waiting or not self._has_room(connection, expected_cost):
-            turn = asyncio.get_running_loop().create_future()
-            self._waiting.setdefault(connection, deque()).append((turn, expected_cost))
-            await turn
+            place = asyncio.get_running_loop().create_future(), expected_cost
+            waiting = self._waiting.setdefault(connection, deque())
+            waiting.append(place)
+            try:
+                await _turn_of(place, waiting)
+            finally:
+                if not waiting and self._waiting.get(connection) is waiting:
+                    del self._waiting[connection]
 
     def bar(self, connection: str, seconds: float) -> None:
         """Read nothing more from it for so long: what it sends is a waste of time."""

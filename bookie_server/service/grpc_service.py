@@ -19,10 +19,11 @@ from typing import TypeVar
 import grpc
 import grpc.aio
 
+from bookie_server.service.answer_room import AnswerRoom, MakesWayError, NoTurnError
 from bookie_server.service.append_gate import AppendGate, AppendShares
 from bookie_server.service.append_session import AppendSession
 from bookie_server.service.append_turns import AppendTurns
-from bookie_server.service.calls import AnswerRoom, CallLimits, Kind, Leftovers
+from bookie_server.service.calls import CallLimits, Kind, Leftovers
 from bookie_server.service.confirmations import confirm_all, confirm_error
 from bookie_server.service.context import CallContext
 from bookie_server.service.guard.client_watch import ClientWatch
@@ -139,6 +140,7 @@ class BookieService:
         self._polls = LongPolls(bookie, metrics)
         spare_streams = SpareStreams(self._sessions, self.hang_up)
         self._limits.makes_way[Kind.POLL] = self._polls.make_way
+        self._limits.makes_way[Kind.READ] = self._answers.make_way
         self._limits.makes_way[Kind.APPEND] = spare_streams.make_way
         self._is_draining = False
         self._stall = ""
@@ -203,8 +205,9 @@ class BookieService:
         on since the last time, for what they held can be given back to the kernel."""
         loop = asyncio.get_running_loop()
         peers = {session.peer for session in self._sessions} | self._limits.receiving_for(0.0)
+        granted = self._connections.granted(peers)
         received = await loop.run_in_executor(None, self._sockets.received, peers)
-        held = self._connections.held(received)
+        held = self._connections.held(received, granted)
         greedy = {peer for peer, byte_count in held.items() if byte_count > BOOKIE_HELD_BYTES_MAX}
         # Those who wait until they are read are not to blame, if there are others.
         waiting = {session.peer for session in self._sessions if not session.is_read}
@@ -280,17 +283,18 @@ class BookieService:
                 refusal = refuse_reader(self._bookie, ledger_id, request.access_key)
             work = RangeRead(self._bookie, request, self._disks)
             number = self._disks.number_of(LedgerId(request.ledger_id))
-            first = work.next_entry
-            bytes_read = 0
+            first, bytes_read, status = work.next_entry, 0, work.status
             try:
                 while refusal is None and not work.ended:
                     await self._write_part(work, number, context)
-                    first, bytes_read = work.next_entry, work.bytes_read
+                    first, bytes_read, status = work.next_entry, work.bytes_read, work.status
                     if self._answers.new_calls_wait:
                         break  # in turns: its client asks for the rest, behind those that wait
-            except DiskIsBusyError as error:  # the work may run on: no more of it is looked at
+            except MakesWayError:  # the work may run on: no more of it is looked at
+                pass  # as above
+            except (DiskIsBusyError, NoTurnError) as error:
                 refusal = Refusal(BookieStatus.TOO_MANY_REQUESTS, str(error))
-        status = work.status if refusal is None else refusal.status
+        status = status if refusal is None else refusal.status
         self._metrics.read_ended(status, bytes_read, time.perf_counter() - started)
         if refusal is not None:
             await self._refuse(encode_read_end(status, first, refusal.message), context)
@@ -310,11 +314,13 @@ class BookieService:
         peer: str,
     ) -> T:
         """What is read with a thread of directory ``number``, once there is room, which is reserved
-        for it. Raises as ``work`` does, and DiskIsBusyError; nothing is reserved then."""
+        for it. Raises as ``work`` does, DiskIsBusyError, NoTurnError and MakesWayError; nothing is
+        reserved then."""
         while True:
             await self._answers.reserve(peer)
             try:
-                return await self.reads.run(number, work, in_memory)
+                async with self._answers.asking_disk():
+                    return await self.reads.run(number, work, in_memory)
             except RoomIsGoneError:
                 self._answers.release()
             except BaseException:
@@ -387,8 +393,11 @@ class BookieService:
                     response, following = await self._read(number, part, None, context.peer())
                     with self._answers.hold(response.ByteSize(), context.peer()):
                         await context.write(response)
-            except DiskIsBusyError as error:
+            except (DiskIsBusyError, NoTurnError) as error:
                 refusal = Refusal(BookieStatus.TOO_MANY_REQUESTS, str(error))
+            except MakesWayError:  # a list that ends early would be taken for the whole
+                message = "others need what was listed: ask later"
+                refusal = Refusal(BookieStatus.TOO_MANY_REQUESTS, message)
         if refusal is not None:
             await self._refuse(refused_list(request, refusal), context)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import grpc
@@ -40,21 +40,12 @@ class MetricsInterceptor(grpc.aio.ServerInterceptor):
             return None
         name = handler_call_details.method.rpartition("/")[2]
         coders = (handler.request_deserializer, handler.response_serializer)
-        if handler.unary_unary is not None:
-            wrapped = self._counted(name, handler.unary_unary)
-            return grpc.unary_unary_rpc_method_handler(wrapped, *coders)
         if handler.stream_unary is not None:
             wrapped = self._counted(name, handler.stream_unary)
             return grpc.stream_unary_rpc_method_handler(wrapped, *coders)
-        if handler.unary_stream is not None:
-            return grpc.unary_stream_rpc_method_handler(
-                self._counted_stream(name, handler.unary_stream), *coders
-            )
-        if handler.stream_stream is not None:
-            return grpc.stream_stream_rpc_method_handler(
-                self._counted_stream(name, handler.stream_stream), *coders
-            )
-        return handler
+        assert handler.stream_stream is not None, "each handler reads its request itself"
+        wrapped = self._counted(name, handler.stream_stream)
+        return grpc.stream_stream_rpc_method_handler(wrapped, *coders)
 
     def _counted(
         self, name: str, behaviour: Callable[..., object]
@@ -65,28 +56,6 @@ class MetricsInterceptor(grpc.aio.ServerInterceptor):
                 answer = behaviour(request, context)
                 assert isinstance(answer, Awaitable), "handlers of an asyncio server are coroutines"
                 return await answer
-            except grpc.aio.InternalError:
-                raise asyncio.CancelledError from None
-            finally:
-                self._finished(name, context)
-
-        return call
-
-    def _counted_stream(
-        self, name: str, behaviour: Callable[..., object]
-    ) -> Callable[[object, CallContext], Awaitable[None]]:
-        """For handlers that write to the context, and for those that are generators."""
-
-        async def call(request: object, context: CallContext) -> None:
-            self._metrics.calls_in_progress[name] += 1
-            try:
-                answers = behaviour(request, context)
-                if isinstance(answers, AsyncIterator):
-                    async for answer in answers:
-                        await context.write(answer)
-                else:
-                    assert isinstance(answers, Awaitable), "neither a generator nor a coroutine"
-                    await answers
             except grpc.aio.InternalError:
                 raise asyncio.CancelledError from None
             finally:

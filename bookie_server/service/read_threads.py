@@ -28,6 +28,7 @@ from bookie_server.service.calls import Call, current_call
 from spark_ledger.limits.bookie import (
     BOOKIE_READ_QUICK_S,
     BOOKIE_READ_THREADS,
+    BOOKIE_READS_LATE_MAX,
     BOOKIE_READS_LENT_MAX,
     READS_STALLED_S,
 )
@@ -99,10 +100,11 @@ class _Lane:
         """For who is told to come later."""
         return DiskIsBusyError(f"{self.name} answers no read: ask later")
 
-    def look(self, now: float) -> None:
-        """See how long all have been taken, and tell when a read takes long, and no longer."""
+    def look(self, now: float, *, has_room: bool) -> None:
+        """See how long all have been taken that may be, and tell when a read takes long, and no
+        longer."""
         ages = [now - place.began for place in self.places]
-        self.unmoved_s = 0.0 if self.free else ages[-1]
+        self.unmoved_s = 0.0 if has_room else ages[-1]
         before, is_stalled = self.stalled, bool(ages) and ages[0] >= READS_STALLED_S
         if is_stalled and not before:
             self.stalled = f"{self.name} has not answered a read for {ages[0]:.1f} s"
@@ -177,7 +179,7 @@ class ReadThreads:
             else:
                 place.answer.set_exception(place.lane.busy)
         for lane in self._all_lanes():
-            lane.look(now)
+            lane.look(now, has_room=self._has_room(lane))
             self._tell(lane)
         self._let_in()
 
@@ -284,9 +286,17 @@ class ReadThreads:
         """So many more reads may run at once."""
         return BOOKIE_READ_THREADS - len(self._at_once)
 
+    def _has_room(self, lane: _Lane) -> bool:
+        """Whether a lane has a place. Where many are late it has one in all: what late disks bring
+        at once is bounded, whoever waits for it."""
+        if not lane.counts or not lane.places:
+            return bool(lane.free)
+        taken = sum(len(each.places) for each in (*self._lanes, self._of_all))
+        return bool(lane.free) and taken - len(self._at_once) < BOOKIE_READS_LATE_MAX
+
     def _take(self, lane: _Lane) -> _Place | None:
         """A place, if there is one."""
-        if not lane.free or (lane.counts and not self._free):
+        if not self._has_room(lane) or (lane.counts and not self._free):
             return None
         place = _Place(lane, asyncio.get_running_loop().time())
         lane.places[place] = None

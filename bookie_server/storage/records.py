@@ -71,14 +71,14 @@ BODY_BYTES_MAX: Final = BLOCK_BYTES_MAX
 
 
 class RecordType(IntEnum):
-    """What a record holds. Zero is not a type, numbers are never reused."""
+    """What a record holds. Zero is not a type, numbers are never reused: 16 was at the end of entry
+    logs."""
 
     RUN = 1
     FENCE = 2
     ACCESS_KEY = 3
     LAST_ADD_CONFIRMED = 4
     WITNESS = 5
-    LEDGER_MAP = 16
     FILE_END = 17
     TRAILER = 127
 

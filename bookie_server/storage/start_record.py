@@ -20,9 +20,8 @@ from spark_ledger.types import BookieStart, DirectoryPlace
 
 RECORD_NAME: Final = "start.json"
 FORMAT_VERSION: Final = 2
-"""2: a ledger directory may have a run log (rule S16). A program that reads 1 would miss what was
+"""A ledger directory may have a run log (rule S16). A program that knows none would miss what was
 acknowledged in it, so it must not start here; the record is written before anything else is."""
-_VERSIONS_READ: Final = frozenset({1, FORMAT_VERSION})
 _RECORD_BYTES_MAX: Final = 64 * KIB
 
 
@@ -50,7 +49,7 @@ def read_start(file_system: FileSystem, directory: Path) -> DirectoryStart:
         record = msgspec.json.decode(data, type=StartRecord)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptionError(f"{path} is damaged: {error}") from error
-    if record.format_version not in _VERSIONS_READ:
+    if record.format_version != FORMAT_VERSION:
         raise ConfigurationError(
             f"{path} has format version {record.format_version}, this program reads "
             f"{FORMAT_VERSION}: use the version that wrote it"

@@ -6,7 +6,7 @@ Everything here runs in the source and planner processes beside Spark's driver, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
@@ -28,6 +28,15 @@ from connector.schema import (
 )
 from spark_ledger.errors import NoSuchStreamError, SchemaMismatchError
 
+if TYPE_CHECKING:
+    from spark_ledger.stream.blocking import Stream
+
+
+def _newest(options: ReadOptions, name: str) -> Stream:
+    """The stream with its newest schema: a server that lags does not know the columns that a commit
+    of before has added, and a read would leave them out (rule T7)."""
+    return sessions.fresh_stream(options.connection, name, latest=True)
+
 
 def _schemas(options: ReadOptions) -> dict[str, pa.Schema]:
     """The schemas of the streams. Raises NoSuchStreamError if the only one does not exist, or one
@@ -35,13 +44,13 @@ def _schemas(options: ReadOptions) -> dict[str, pa.Schema]:
     several = options.several
     if several is None:
         assert options.stream is not None, "the options name a stream"
-        return {options.stream: sessions.fresh_stream(options.connection, options.stream).schema}
+        return {options.stream: _newest(options, options.stream).schema}
     connection = sessions.connection(options.connection)
     names = several.names or [n for n in connection.stream_names() if several.takes(n)]
     found = {}
     for name in names:
         try:
-            found[name] = sessions.fresh_stream(options.connection, name).schema
+            found[name] = _newest(options, name).schema
         except NoSuchStreamError:
             if several.names and options.fail_on_data_loss:
                 raise
@@ -113,7 +122,7 @@ def stored_schema(options: ReadOptions) -> StructType:
             subject=options.subject,
         )
     assert options.stream is not None, "the options name a stream or a ledger"
-    stream = sessions.fresh_stream(options.connection, options.stream)
+    stream = _newest(options, options.stream)
     return spark_schema_of(stream.schema, include_metadata=options.include_metadata)
 
 
@@ -146,7 +155,7 @@ def check_schema(options: ReadOptions, declared: StructType) -> None:
         )
         return
     assert options.stream is not None, "the options name a stream or a ledger"
-    stream = sessions.fresh_stream(options.connection, options.stream)
+    stream = _newest(options, options.stream)
     check_declared(
         declared,
         stream.schema,

@@ -97,9 +97,8 @@ class StreamSource:
 
     def initial_offset(self, *, is_kept: bool = True) -> OffsetJson:
         if self._initial_offset is None:
-            if is_kept:
-                self._see_that_it_is_there()
-            head = self._stream.head()
+            self._see_that_it_is_there()
+            head = self._stream.head()  # behind that, so it has all that was acknowledged before
             position = self._start(head)
             last = self._last_read.before_start(position, head) if is_kept else None
             self._initial_offset = stream_offset(position, self._stream_id, last)
@@ -308,7 +307,7 @@ class StreamSource:
 
     def _see_that_it_is_there(self) -> None:
         """By the newest metadata: the server that answered when it was opened may lag (rule T7).
-        Raises FormerStreamError."""
+        What is read behind it over this connection is no older. Raises FormerStreamError."""
         try:
             self._stream.refresh(latest=True)
         except NoSuchStreamError as error:
@@ -317,6 +316,7 @@ class StreamSource:
     # -- triggers ----------------------------------------------------------------------------------
 
     def pin_target(self) -> None:
+        self._stream.refresh(latest=True)  # so that the head behind it is the newest, too
         self._planned_by = self._stream.head()
         self._target = self._planned_by.end
 

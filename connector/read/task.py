@@ -25,6 +25,7 @@ from spark_ledger.errors import (
     MetadataUnavailableError,
     NoSuchEntryError,
     NoSuchStreamError,
+    NotFoundError,
     RetryableError,
 )
 from spark_ledger.limits.connector import (
@@ -182,7 +183,9 @@ class _SpanRead:
                         commits=range(positioned.commit, commits.stop),
                         start=Dlsn(segment, entry, slot + positioned.batch.num_rows),
                     )
-            except DataLossError as error:
+            except NoSuchStreamError:
+                raise
+            except (DataLossError, NotFoundError) as error:  # NotFoundError: a lost segment list
                 head = stream.head()
                 if options.fail_on_data_loss or head.earliest <= self._span.start:
                     raise

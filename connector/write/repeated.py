@@ -94,19 +94,17 @@ def check_sink_name(stream: Stream, batch: MicroBatch) -> None:
     """Refuse a query that has committed this micro-batch under another sink name: the stream would
     not know the pair, and would append the rows a second time.
 
-    A query that begins, and has no sink name of its own, cannot have committed before. Nor has it
-    under another one if its own record is of this run, or if nobody has committed behind that: this
-    spares most queries a look at all sinks.
+    It has not if its own record is of this run, or if nobody has committed behind that, or ever:
+    this spares most queries a look at all sinks.
 
     Raises ConflictError if it was committed under another name.
     """
-    is_new = batch.batch_id == 0 and batch.sink_id == batch.query_id
-    own = None if is_new else stream.last_transaction(batch.sink_id)
-    if is_new or (own is not None and own.transaction_id >= batch.batch_id):
+    own = stream.last_transaction(batch.sink_id)
+    if own is not None and own.transaction_id >= batch.batch_id:
         return  # rule T3 judges
-    if own is not None and (
-        run_of(own.run_id) == batch.run or stream.head().next_commit <= own.commit + 1
-    ):
+    if own is not None and run_of(own.run_id) == batch.run:
+        return
+    if stream.head().next_commit <= (0 if own is None else own.commit + 1):
         return
     for record in stream.last_transactions():
         is_ours = record.run_id.partition("/")[0] == batch.query_id

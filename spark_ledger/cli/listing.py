@@ -18,11 +18,18 @@ Ask = Callable[[EntryId], Awaitable[ListedEntries]]
 """Asks a bookie for the page from an entry on, again while it is busy."""
 
 SHORT_PAGE_ENTRIES: Final = 1_000
-"""A page that is not the last reaches further than this: it has ten thousand rows of the index."""
+"""A page that is not the last reaches further than this, if it came at once: it has ten thousand
+rows of the index. A slow disk ends it before: of a striped ledger whole blocks are read."""
+
+AT_ONCE_S: Final = 0.1
+"""A bookie whose disk is slow ends a page after twice this (``BOOKIE_READ_QUICK_S``)."""
 
 SHORT_PAGES_MAX: Final = 100
-"""Shorter ones, of one bookie and ledger. One entry in each answer would have a command ask for
-ever."""
+"""Shorter ones that came at once, of one bookie and ledger. One entry in each answer would have a
+command ask for ever."""
+
+SLOW_PAGES_MAX: Final = 10_000
+"""Shorter ones that took their time: half an hour of a disk that reads."""
 
 BEYOND_MAX: Final = 2**22
 """So far behind the known end it is looked at what a bookie holds: more than a writer sends ahead.
@@ -44,7 +51,7 @@ class HeldEntries:
         self._ask = ask
         self._end = EntryId(last_entry + BEYOND_MAX)
         self._refuse = refuse
-        self._short = 0
+        self._short = self._slow = 0
         self._ranges: deque[tuple[EntryId, EntryId]] = deque()
         self._next: EntryId | None = EntryId(0)
         self.status = BookieStatus.OK
@@ -63,8 +70,9 @@ class HeldEntries:
     async def fetch(self) -> None:
         """Ask for the next page."""
         assert self._next is not None, "there is one"
-        first, page = self._next, await self._ask(self._next)
-        if fault := self._fault(first, page):
+        loop, first = asyncio.get_running_loop(), self._next
+        began, page = loop.time(), await self._ask(first)
+        if fault := self._fault(first, page, at_once=loop.time() - began < AT_ONCE_S):
             self._refuse(fault)
             page = ListedEntries(BookieStatus.IO_ERROR, [])
         self.status, self._next = page.status, page.next_entry
@@ -72,14 +80,15 @@ class HeldEntries:
         if self._next is not None and self._next > self._end:
             self._next = None
 
-    def _fault(self, first: EntryId, page: ListedEntries) -> str:
+    def _fault(self, first: EntryId, page: ListedEntries, *, at_once: bool) -> str:
         """What is wrong with a page; "" if nothing is."""
         reaches = max([page.next_entry or 0, *(last for _, last in page.ranges)])
         if reaches > self._end + ABSURD:
             return f"it lists entries up to {reaches}, which cannot be"
         if page.next_entry is not None and page.next_entry <= first + SHORT_PAGE_ENTRIES:
-            self._short += 1
-            if self._short > SHORT_PAGES_MAX:
+            self._short += at_once
+            self._slow += not at_once
+            if self._short > SHORT_PAGES_MAX or self._slow > SLOW_PAGES_MAX:
                 return "it lists hardly anything in each of many answers"
         return ""
 

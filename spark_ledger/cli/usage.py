@@ -27,11 +27,11 @@ from spark_ledger.metadata.codec import decode_ledger
 from spark_ledger.metadata.collection import read_collection
 from spark_ledger.metadata.ledgers import LEDGERS_PATH, ledger_path
 from spark_ledger.metadata.unsettled import UNNAMED_PATH, pages
-from spark_ledger.stream.ledgers import TAG_STREAM_ID, TAG_STREAM_NAME
+from spark_ledger.stream.ledgers import stream_of
 from spark_ledger.stream.nodes import STREAMS_ROOT, StreamNodes
 from spark_ledger.stream.retention.handle import Extent
 from spark_ledger.transport.base import Transport
-from spark_ledger.types import BookieId, BookieState, LedgerId, LedgerMetadata
+from spark_ledger.types import TAG_STREAM_ID, BookieId, BookieState, LedgerId, LedgerMetadata
 
 RATE_WINDOW_S: Final = 24 * 3600.0
 """The present rate is that of a day: work is seldom the same by day and by night."""
@@ -250,11 +250,10 @@ async def _read(store: MetadataStore, ledger_id: LedgerId, usage: Usage) -> Ledg
 
 def _add(ledger: LedgerMetadata, usage: Usage) -> int:
     """Add a ledger to the sums; the replicated bytes by which the disks are fuller for good."""
-    tags = ledger.custom_metadata
     held, stays = usage.raw, True
-    if stream_id := tags.get(TAG_STREAM_ID, ""):
-        gone = StreamUsage(tags.get(TAG_STREAM_NAME, ""), exists=False)
-        stream = usage.streams.setdefault(stream_id, gone)
+    if name := stream_of(ledger):
+        gone = StreamUsage(name, exists=False)
+        stream = usage.streams.setdefault(ledger.custom_metadata[TAG_STREAM_ID], gone)
         held, stays = stream.held, not stream.is_at_its_limit
     copies = ledger.length * ledger.quorums.write_quorum if ledger.is_closed else 0
     held.ledgers += 1

@@ -17,9 +17,10 @@ _PENDING: Final = "RUNNING"
 _DONE: Final = "FINISHED"
 """States of the standard future, which ``wait`` and ``as_completed`` look at."""
 
-_making = threading.RLock()
-"""Under it a future gets its condition, or is done without one: whoever waits is told, and told
-once. One for all futures, as it is held for a moment only. A signal handler may come in between."""
+_making = threading.Lock()
+"""Under it a future gets its condition, or is done without one: whoever looks at it is told, and
+told once. One for all futures, as it is held for a moment only. Nothing is called under it: a
+signal handler that came in between may wait for who tells the futures."""
 
 
 class AppendFuture(Future[T]):
@@ -40,12 +41,16 @@ class AppendFuture(Future[T]):
         """The condition and what it guards, on first use."""
         if name not in ("_condition", "_waiters", "_done_callbacks"):
             raise AttributeError(name)
+        fields = self.__dict__
+        waiters: list[object] = []
+        callbacks: list[object] = []
+        condition = threading.Condition()
         with _making:
-            fields = self.__dict__
-            fields.setdefault("_waiters", [])
-            fields.setdefault("_done_callbacks", [])
-            fields.setdefault("_condition", threading.Condition())
-            return fields[name]
+            if "_condition" not in fields:
+                fields["_waiters"] = waiters
+                fields["_done_callbacks"] = callbacks
+                fields["_condition"] = condition
+        return fields[name]
 
     def cancel(self) -> bool:
         """False: the entry is on its way."""
@@ -65,33 +70,71 @@ class AppendFuture(Future[T]):
 
     def result(self, timeout: float | None = None) -> T:
         """The result, or its error raised; waits for it, at most ``timeout`` seconds."""
-        if self._state == _DONE and self._exception is None:
+        if self._state != _DONE:
+            self._wait(timeout)
+        if self._exception is None:
             result: T = self._result
             return result
         try:
-            return super().result(timeout)
+            raise self._exception
         finally:
             del self  # or the traceback of the error in it would hold it
 
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """The error, None if there is none; waits as ``result``."""
+        if self._state != _DONE:
+            self._wait(timeout)
+        return self._exception
+
+    def _wait(self, timeout: float | None) -> None:
+        """Wait until it is done. Without the condition: the standard future holds it while it
+        calls, see ``_making``. Raises TimeoutError."""
+        told = threading.Lock()
+        told.acquire()
+        asleep: list[threading.Lock] = self.__dict__.setdefault("_asleep", [])
+        asleep.append(told)  # before it looks: who tells looks the other way round
+        try:
+            if self._state != _DONE:
+                told.acquire(timeout=-1 if timeout is None else max(timeout, 0))
+        finally:
+            asleep.remove(told)
+        if self._state != _DONE:
+            raise TimeoutError
+
     def set_result(self, result: T) -> None:
         """It is done well."""
+        self._check_open()
         with _making:
-            if "_condition" not in self.__dict__:
-                self._check_open()
+            is_alone = "_condition" not in self.__dict__
+            if is_alone:
                 self._result = result
                 self._state = _DONE
-                return
-        super().set_result(result)
+        if is_alone:
+            self._wake()
+        else:
+            super().set_result(result)
 
     def set_exception(self, exception: BaseException | None) -> None:
         """It failed."""
+        self._check_open()
         with _making:
-            if "_condition" not in self.__dict__:
-                self._check_open()
+            is_alone = "_condition" not in self.__dict__
+            if is_alone:
                 self._exception = exception
                 self._state = _DONE
-                return
-        super().set_exception(exception)
+        if is_alone:
+            self._wake()
+        else:
+            super().set_exception(exception)
+
+    def _invoke_callbacks(self) -> None:
+        self._wake()
+        super()._invoke_callbacks()  # type: ignore[misc]
+
+    def _wake(self) -> None:
+        if "_asleep" in self.__dict__:
+            for told in tuple(self.__dict__["_asleep"]):
+                told.release()
 
     def _check_open(self) -> None:
         if self._state != _PENDING:
@@ -101,7 +144,7 @@ class AppendFuture(Future[T]):
 def _after_fork_in_child() -> None:
     """Another thread of the parent may have held the lock, and nobody would release it here."""
     global _making
-    _making = threading.RLock()
+    _making = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

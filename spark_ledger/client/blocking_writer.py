@@ -1,6 +1,8 @@
 """BlockingWriter: the writer for code without a loop; see ``blocking``.
 
-Both sides write only the fields below its lock, and only under that lock.
+Both sides write only the fields below its lock, and only under that lock. Whoever holds it calls
+nothing and makes nothing: a signal handler or a finalizer that came in between may wait for the
+loop, and the loop would wait for the lock.
 """
 
 from __future__ import annotations
@@ -31,6 +33,10 @@ class BlockingWriter:
         self._portal = portal
         self._writer = writer
         """Belongs to the loop. Callers read its properties, never call it."""
+        self._delivery = 0
+        """How often the loop has begun to empty the inbox. The loop writes it, callers look."""
+        self._woken_for = -1
+        """The delivery of when the loop was last woken, and not later than it was."""
         self._lock = threading.Lock()
         """Guards the writing of all fields below; their readers need one value, and no lock."""
         self._inbox: list[bytes] = []
@@ -127,15 +133,17 @@ class BlockingWriter:
         count = len(payloads)
         held_bytes = size_bytes + WRITER_ENTRY_BYTES * count
         with self._lock:
-            # The loop is woken first, as Ctrl-C may come with any call: what is left here and wakes
-            # nobody would stay, and so would all behind it. From then on nothing is called.
-            if not self._inbox:
-                portal.loop.call_soon_threadsafe(self._deliver)
             self._inbox += payloads
             self._inbox_completions += completions
             self._inbox_bytes += held_bytes
             self._last_add_pushed += count
             self._length += size_bytes
+        # As long as the loop has not begun a delivery since it was woken, it will find the above.
+        # Ctrl-C may come with any call: what it left here and woke nobody goes with the next one.
+        delivery = self._delivery
+        if self._woken_for != delivery:
+            portal.loop.call_soon_threadsafe(self._deliver)
+            self._woken_for = delivery
 
     def flush(self) -> None:
         """Wait until everything appended so far is confirmed. Raises what made that fail."""
@@ -159,9 +167,12 @@ class BlockingWriter:
 
     def _deliver(self) -> None:
         """On the loop: hand over everything that callers have left."""
+        self._delivery += 1
+        payloads: list[bytes] = []
+        completions: list[Completion] = []
         with self._lock:
-            payloads, self._inbox = self._inbox, []
-            completions, self._inbox_completions = self._inbox_completions, []
+            payloads, self._inbox = self._inbox, payloads
+            completions, self._inbox_completions = self._inbox_completions, completions
             self._inbox_bytes = 0
         if not payloads:
             return
@@ -169,9 +180,10 @@ class BlockingWriter:
             # Not under the lock: it may complete futures, whose callbacks may append.
             self._writer.submit(payloads, completions)
         except LedgerError as error:
+            count, size_bytes = len(payloads), sum(map(len, payloads))
             with self._lock:
-                self._last_add_pushed -= len(payloads)
-                self._length -= sum(map(len, payloads))
+                self._last_add_pushed -= count
+                self._length -= size_bytes
             fail_all(completions, error)
 
     def __enter__(self) -> Self:

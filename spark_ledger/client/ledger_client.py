@@ -36,11 +36,13 @@ from spark_ledger.metadata.ledgers import LedgerStore
 from spark_ledger.metadata.naming import Naming
 from spark_ledger.metadata.owners import Owner
 from spark_ledger.protocol.ensemble import closed
+from spark_ledger.tasks import in_thread
 from spark_ledger.transport.base import Transport
 from spark_ledger.transport.on_first_use import OnFirstUse
 from spark_ledger.types import (
     INCARNATION_BYTES,
     NO_ENTRY,
+    TAG_STREAM_ID,
     BookieInfo,
     DigestType,
     EntryId,
@@ -169,7 +171,8 @@ class LedgerClient:
 
         A ``password`` protects it: entries carry an HMAC, and appending, fencing and opening need
         it (rule P20). All ``custom_metadata`` of a ledger have some 127 KiB at most.
-        ``until_named``: for streams, see ``stream.ledgers.Ledgers``.
+        ``until_named``: for streams, see ``stream.ledgers.Ledgers``; theirs is the key
+        ``stream_id``.
 
         Raises ConfigurationError if an argument is wrong, NotEnoughBookiesError if fewer than
         ``ensemble_size`` bookies are writable, or a strict placement policy finds none in the right
@@ -178,6 +181,10 @@ class LedgerClient:
         """
         quorums = Quorums(ensemble_size, write_quorum, ack_quorum)
         custom = _check_custom_metadata({} if custom_metadata is None else custom_metadata)
+        if TAG_STREAM_ID in custom and not until_named:  # it would be taken for a stream's (K9)
+            raise ConfigurationError(
+                f"custom_metadata {TAG_STREAM_ID!r}: ledgers of streams have this key; use another"
+            )
         _check_password(password)
         bookies = await self._context.new_ensemble(quorums)
         if bookies is None:
@@ -209,7 +216,13 @@ class LedgerClient:
             self._left_open.add(ledger_id, lambda _: self._close_unwritten(metadata))
             raise
         digest = digest_for(digest_type, digest_key)
-        writer = LedgerWriter(self._context, created, access_key=access_key, digest=digest)
+        writer = LedgerWriter(
+            self._context,
+            created,
+            access_key=access_key,
+            digest=digest,
+            left_open=self._left_open,
+        )
         self._written.began(connection)
         return writer
 
@@ -369,7 +382,7 @@ async def _derive_keys(
 ) -> tuple[bytes, bytes]:
     if not password:
         return derive_keys(password, ledger_id, incarnation)
-    return await asyncio.to_thread(derive_keys, password, ledger_id, incarnation)
+    return await in_thread(derive_keys, password, ledger_id, incarnation)
 
 
 async def _keys_of(metadata: LedgerMetadata, password: bytes) -> tuple[bytes, Digest]:

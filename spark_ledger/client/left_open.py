@@ -44,9 +44,9 @@ class LeftOpen:
         return [ledger_id for ledger_id, _ in self._waiting]
 
     def add(self, ledger_id: LedgerId, close: Close | None = None) -> None:
-        """Close a ledger later, by recovery or by ``close``. Its writer must have ended: recovery
-        fences it."""
-        if self._is_closed:
+        """Close a ledger later, by recovery or by ``close``, unless it waits for that already. Its
+        writer must have ended: recovery fences it."""
+        if self._is_closed or ledger_id in self.ledger_ids:
             return
         self._wait(ledger_id, close or self._recover)
         if self._task is None or self._task.done():

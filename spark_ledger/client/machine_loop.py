@@ -161,8 +161,7 @@ class MachineLoop:
         """The connection is closed. What is asked of it fails, but a machine may wait for time
         alone, as one does that is to ask a busy bookie again."""
         if not self._stopped and self._busy():
-            self._stopped = True
-            self._crashed(LedgerClosedError("this connection is closed: connect again"))
+            self._crash(LedgerClosedError("this connection is closed: connect again"))
 
     def answer(self, ask: Callable[[], Awaitable[Event]]) -> None:
         """Run something that takes time; its result is the next event.
@@ -176,7 +175,13 @@ class MachineLoop:
             if not self._stopped:
                 self.feed(event)
 
-        self.spawn(run())
+        self.spawn(run()).add_done_callback(self._on_answered)
+
+    def _on_answered(self, task: asyncio.Task[None]) -> None:
+        """Cancelled, but not by ``stop``: by an application that cancels all tasks of its loop. The
+        answer will not come."""
+        if task.cancelled():
+            self._crash(LedgerClosedError("a task of this connection was cancelled"))
 
     def feed_answer(self, answer: Awaitable[T], event: Callable[[T], Event]) -> None:
         """As ``answer``, without a task where the answer is a future already."""
@@ -205,7 +210,11 @@ class MachineLoop:
     def _on_task_done(self, task: asyncio.Future[Any]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
-        if error is not None and not self._stopped:
+        if error is not None:
+            self._crash(error)
+
+    def _crash(self, error: BaseException) -> None:
+        if not self._stopped:
             self._stopped = True
             self._crashed(error)
 

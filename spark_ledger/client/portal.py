@@ -2,6 +2,9 @@
 
 One background thread per process runs it. Callers pass work to the loop and wait. A forked child
 makes its own portal and its own connections.
+
+A signal handler and a finalizer run between any two calls of a thread, and may wait for the loop.
+So no thread may hold a lock that the loop takes while it calls something.
 """
 
 from __future__ import annotations
@@ -9,10 +12,12 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
+import contextlib
 import os
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
-from typing import TypeAlias, TypeVar
+from queue import Empty, SimpleQueue
+from typing import Final, TypeAlias, TypeVar
 
 from spark_ledger.errors import ConfigurationError, LedgerClosedError, LedgerError
 from spark_ledger.limits.client import PORTAL_STOP_TIMEOUT_S
@@ -20,6 +25,9 @@ from spark_ledger.limits.client import PORTAL_STOP_TIMEOUT_S
 T = TypeVar("T")
 Work: TypeAlias = Coroutine[object, None, T]
 """What runs on the loop for a caller who waits."""
+ITERATION_END_TIMEOUT_S: Final = 1.0
+"""How long an iterator that is left waits for the end of what it iterates over: milliseconds, but
+for one that the garbage collector ends in the middle of something that the loop waits for."""
 
 
 class BlockingPortal:
@@ -39,6 +47,8 @@ class BlockingPortal:
         self.is_running = True
         """False in a forked child, and once the process is ending. A plain flag: each append
         looks at it."""
+        self._alone: set[asyncio.Task[None]] = set()
+        """Work that nobody waits for. Belongs to the loop."""
         self._thread = threading.Thread(target=self._run, name="spark-ledger", daemon=True)
         self._thread.start()
         atexit.register(self._stop)
@@ -71,39 +81,61 @@ class BlockingPortal:
         at the end of the process, and whatever the work raises.
         """
         try:
-            if self.is_current:
-                raise would_deadlock()
-            self.check_usable()
+            self._check_may_wait()
         except LedgerError:
             work.close()
             raise
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        tasks: list[asyncio.Task[T]] = []
+
+        def leave() -> None:
+            while tasks:
+                tasks.pop().cancel()
+
         try:
-            return future.result()
+            return self._begin_and_wait(lambda: work, tasks)
         except BaseException:
-            future.cancel()  # KeyboardInterrupt: do not leave the work running behind
+            # KeyboardInterrupt: do not leave the work running behind
+            self.loop.call_soon_threadsafe(leave)
             raise
 
-    def _begin_and_wait(self, begin: Callable[[], Work[T]]) -> T:
-        """As ``call``, with the coroutine made on the loop's thread. One that is made here is left
-        behind if Ctrl-C comes before the loop has it, and Python warns on standard error."""
+    def _begin_and_wait(
+        self,
+        begin: Callable[[], Work[T]],
+        tasks: list[asyncio.Task[T]],
+        timeout_s: float | None = None,
+    ) -> T:
+        """As ``call``, with the coroutine made on the loop's thread, its task put into ``tasks``.
+
+        One that is made here is left behind if Ctrl-C comes before the loop has it, and Python
+        warns on standard error. Raises Empty after ``timeout_s``; the work goes on.
+        """
+        self._check_may_wait()
+        done: SimpleQueue[asyncio.Task[T]] = SimpleQueue()
+        """And no concurrent future: who waits for one holds its lock while it calls."""
+
+        def settle(task: asyncio.Task[T]) -> None:
+            if not task.cancelled():
+                task.exception()  # it was looked at, also if nobody waits any more
+            done.put(task)
+
+        def start() -> None:
+            task = self.loop.create_task(begin())
+            tasks.append(task)
+            task.add_done_callback(settle)
+
+        self.loop.call_soon_threadsafe(start)
+        task = done.get(timeout=timeout_s)
+        try:
+            if task.cancelled():
+                raise concurrent.futures.CancelledError
+            return task.result()
+        finally:
+            del task  # or the traceback of the error in it would hold it
+
+    def _check_may_wait(self) -> None:
         if self.is_current:
             raise would_deadlock()
         self.check_usable()
-        done: concurrent.futures.Future[T] = concurrent.futures.Future()
-
-        def settle(task: asyncio.Task[T]) -> None:
-            if task.cancelled():
-                done.cancel()
-            elif (error := task.exception()) is not None:
-                done.set_exception(error)
-            else:
-                done.set_result(task.result())
-
-        self.loop.call_soon_threadsafe(
-            lambda: self.loop.create_task(begin()).add_done_callback(settle)
-        )
-        return done.result()
 
     def check_usable(self) -> None:
         """Raises LedgerClosedError where the loop does not run, so that nobody waits for ever:
@@ -124,6 +156,7 @@ class BlockingPortal:
     def iterate(self, iterator: AsyncIterator[T]) -> Iterator[T]:
         """The items of an async iterator; it is closed when this one is."""
 
+        timeout_s: float | None = None
         reading: asyncio.Task[object] | None = None
         """The task that waits for the next item. Belongs to the loop."""
 
@@ -143,11 +176,21 @@ class BlockingPortal:
                 await iterator.aclose()
 
         try:
-            while (item := self._begin_and_wait(read_next)) is not None:
+            while (item := self._begin_and_wait(read_next, [])) is not None:
                 yield item[0]
+        except GeneratorExit:
+            # Also from the garbage collector. It comes in the middle of anything, as of a line that
+            # is logged, and the loop may wait for a lock of this thread then.
+            timeout_s = ITERATION_END_TIMEOUT_S
+            raise
         finally:
-            if self.is_running:
-                self.call(close())
+            if self.is_running and self.is_current:
+                task = self.loop.create_task(close())
+                self._alone.add(task)
+                task.add_done_callback(self._alone.discard)
+            elif self.is_running:
+                with contextlib.suppress(Empty):
+                    self._begin_and_wait(close, [], timeout_s)
 
     def _stop(self) -> None:
         if self.is_running:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 
 from spark_ledger.client.appenders import Appenders
 from spark_ledger.client.completions import Completion, batch_completions, fail_all
 from spark_ledger.client.context import ClientContext
 from spark_ledger.client.frames import FrameStore
+from spark_ledger.client.left_open import LeftOpen
 from spark_ledger.client.machine_loop import MachineLoop, crash_error
 from spark_ledger.client.payloads import check_batch, check_payload, copy_error
+from spark_ledger.client.unclosed import Unclosed
 from spark_ledger.errors import (
     AddOutcomeUnknownError,
     FencedError,
@@ -31,6 +33,7 @@ from spark_ledger.limits.client import (
 from spark_ledger.limits.entries import ENTRY_PAYLOAD_BYTES_MAX
 from spark_ledger.protocol.append import AppendMachine
 from spark_ledger.protocol.append_limits import AppendLimits
+from spark_ledger.protocol.append_phases import Phase
 from spark_ledger.protocol.events import (
     Abandon,
     AnnounceLastConfirmed,
@@ -50,14 +53,7 @@ from spark_ledger.protocol.events import (
     SendEntries,
     WriteMetadata,
 )
-from spark_ledger.types import (
-    NO_ENTRY,
-    BookieId,
-    EntryId,
-    LedgerId,
-    LedgerMetadata,
-    Versioned,
-)
+from spark_ledger.types import NO_ENTRY, BookieId, EntryId, LedgerId, LedgerMetadata, Versioned
 from spark_ledger.wire.frame import Digest
 
 
@@ -74,8 +70,10 @@ class LedgerWriter:
         *,
         access_key: bytes,
         digest: Digest,
+        left_open: LeftOpen,
     ) -> None:
         self._context = context
+        self._unclosed = Unclosed(context, left_open, access_key=access_key, digest=digest)
         self._access_key = access_key
         self._loop = asyncio.get_running_loop()
         self._kept = ExitStack()
@@ -181,7 +179,8 @@ class LedgerWriter:
         """Whether the ledger is open though its writer has ended, and nobody else took it over: its
         metadata could not be written. Behind a restore the id may be another one's."""
         taken_over = isinstance(self._machine.error, FencedError | MetadataRestoredError)
-        return self._outcome.done() and not (self.metadata.is_closed or taken_over)
+        is_closed = self.metadata.is_closed or self._unclosed.is_closed_by_now
+        return self._outcome.done() and not (is_closed or taken_over)
 
     # -- appending ---------------------------------------------------------------------------------
 
@@ -330,7 +329,7 @@ class LedgerWriter:
             case ChooseBookies():
                 self._machine_loop.answer(partial(self._choose, command))
             case WriteMetadata():
-                self._machine_loop.answer(partial(self._context.write_metadata, command))
+                self._machine_loop.answer(partial(self._unclosed.write, command))
             case ReadMetadata():
                 self._machine_loop.answer(partial(self._context.read_metadata, self.ledger_id))
             case AnnounceLastConfirmed():
@@ -383,6 +382,8 @@ class LedgerWriter:
     def _on_progress(self) -> None:
         self._progress.set()
         machine = self._machine
+        if machine.phase is Phase.CLOSED:
+            self._unclosed.hand_over(machine.metadata, machine.error)
         # A busy bookie is sent once more what it has not acknowledged, confirmed or not.
         self._frames.release(min(machine.held_by_all, machine.last_add_confirmed))
         self._room_bytes = self.bytes_in_flight_max - machine.bytes_in_flight
@@ -411,7 +412,8 @@ class LedgerWriter:
         Entries that cannot be confirmed fail; the ledger ends at the last one that was confirmed.
         Raises FencedError if another client took the ledger over and no append has failed with that
         yet, MetadataUnavailableError if ZooKeeper cannot be reached and nothing was changed,
-        OutcomeUnknownError if the ledger may be closed and nobody can look.
+        OutcomeUnknownError if the ledger may be closed and nobody can look. Behind the latter two
+        this connection closes the ledger as soon as it can.
         """
         if self._closing is None:
             self._closing = self._loop.create_task(self._close())
@@ -421,11 +423,9 @@ class LedgerWriter:
         self._machine_loop.answers_wanted = 1
         self._machine_loop.take_in()
         self._add_queued()
-        try:
+        with suppress(LedgerError):  # every append was told its own: what is left is to close
             await self.flush()
             await self._settle()
-        except LedgerError:
-            pass  # every append was told its own error; what is left is to close the ledger
         if not self._outcome.done():
             self._machine_loop.feed(Close())
         try:
@@ -434,6 +434,8 @@ class LedgerWriter:
             self._context.use(self._counted, -1)
             self._context.writers.discard(self)
             await self._stop()
+        if (error := self._unclosed.why(self._machine.error)) is not None:
+            raise copy_error(error)
 
     async def abandon(self) -> None:
         """The connection ends: leave the ledger as it is, and tell whoever waits.

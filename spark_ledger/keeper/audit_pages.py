@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import (
+    ConfigurationError,
     ConflictError,
     CorruptionError,
     LedgerError,
@@ -36,11 +37,11 @@ from spark_ledger.metadata.unsettled import (
     one_page,
     page_numbers,
 )
-from spark_ledger.stream.ledgers import TAG_STREAM_ID, TAG_STREAM_NAME
+from spark_ledger.stream.ledgers import PURPOSE_RAW, purpose_of, stream_of
 from spark_ledger.stream.nodes import StreamNodes
-from spark_ledger.stream.retention.reclaim import LiveNames
+from spark_ledger.stream.retention.live_names import LiveNames
 from spark_ledger.stream.stream import Stream
-from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
+from spark_ledger.types import TAG_STREAM_ID, LedgerId, LedgerMetadata, Versioned
 
 logger = logging.getLogger(__name__)
 
@@ -167,14 +168,17 @@ class UnnamedPages:
         return [Finding(verdict, ledger, noted_s)]
 
     async def _maker(self, ledger: LedgerMetadata) -> Maker:
-        tags = ledger.custom_metadata
-        name, stream_id = tags.get(TAG_STREAM_NAME), tags.get(TAG_STREAM_ID)
-        if not name or not stream_id:
+        if purpose_of(ledger) == PURPOSE_RAW:
+            return Maker.NONE
+        name, stream_id = stream_of(ledger), ledger.custom_metadata[TAG_STREAM_ID]
+        try:
+            nodes = StreamNodes(self._store, name)
+        except ConfigurationError:  # no stream has such a name
             return Maker.NONE
         if stream_id in self._read.whole:
             return Maker.READ
         if stream_id not in self._makers:
-            path = StreamNodes(self._store, name).identity_path(stream_id)
+            path = nodes.identity_path(stream_id)
             self._makers[stream_id] = Maker.UNREAD if await self._exists(path) else Maker.GONE
         return self._makers[stream_id]
 
@@ -273,7 +277,7 @@ def finding_fields(finding: Finding) -> dict[str, object]:
     ledger = finding.ledger.value
     return {
         "ledger_id": ledger.ledger_id,
-        "stream": ledger.custom_metadata.get(TAG_STREAM_NAME, ""),
+        "stream": stream_of(ledger),
         "state": ledger.state.value,
         "bytes": ledger.length if ledger.is_closed else None,
         "noted_s": finding.noted_s,

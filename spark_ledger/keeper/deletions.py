@@ -1,4 +1,4 @@
-"""How the elected keeper deletes ledgers (rule K5), and for how long former ones (rule K11)."""
+"""How the elected keeper deletes ledgers (rule K5), and for how long at a time (rules K6, K11)."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Turn:
     def __init__(self, has_time: Callable[[], bool]) -> None:
         self._has_time = has_time
         self.is_left = False
-        """Whether some former ledgers are left."""
+        """Whether some ledgers are left."""
 
     def may_go_on(self) -> bool:
         self.is_left = self.is_left or not self._has_time()
@@ -85,14 +85,16 @@ class Turn:
         self.is_left = self.is_left or count >= MERGED_LEDGERS_PER_SWEEP
 
 
-class FormerDeletions(Deletions):
-    """Deletes what packs and merged manifests have replaced, for a part of each sweep: hours of it
-    may be due at once, and meanwhile nobody recovers what dead writers leave."""
+class DeletionsInTurn(Deletions):
+    """Deletes ledgers of many streams, for a part of each sweep: hours of it may be due at once,
+    and meanwhile nobody recovers what dead writers leave."""
 
     def __init__(self, inner: Deletions, clock: Callable[[], float]) -> None:
         self._inner = inner
         self._clock = clock
         self._spent_s = 0.0
+        self._under_way = 0
+        self._began_s = 0.0
         self.left: dict[str, None] = {}
         """Names of the streams of which some are left, those that wait for longest first."""
 
@@ -125,15 +127,26 @@ class FormerDeletions(Deletions):
     def guard(self) -> Operation:
         return self._inner.guard()
 
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Count the time, once for all that is under way."""
+        self._began_s = self._clock() if not self._under_way else self._began_s
+        self._under_way += 1
+        try:
+            yield
+        finally:
+            self._under_way -= 1
+            if not self._under_way:
+                self._spent_s += self._clock() - self._began_s
+
     async def read(self, ledger_id: LedgerId) -> Versioned[LedgerMetadata] | None:
-        return await self._inner.read(ledger_id)
+        with self._counted():
+            return await self._inner.read(ledger_id)
 
     async def delete(self, ledger: Versioned[LedgerMetadata], checks: Sequence[Operation]) -> bool:
-        began_s = self._clock()
-        try:
+        with self._counted():
             return await self._inner.delete(ledger, checks)
-        finally:
-            self._spent_s += self._clock() - began_s
 
     async def recover(self, ledger_id: LedgerId) -> None:
-        await self._inner.recover(ledger_id)
+        with self._counted():
+            await self._inner.recover(ledger_id)

@@ -277,11 +277,6 @@ def dropped_path(stream_id: str) -> str:
     return f"{DROPPED_PATH}/{stream_id}"
 
 
-async def read_dropped(store: MetadataStore, stream_id: str) -> Versioned[DroppedNode] | None:
-    """What keepers have seen a stream drop, or None before they saw any."""
-    return await read_node(store, DroppedNode, dropped_path(stream_id))
-
-
 async def read_audit(store: MetadataStore) -> Versioned[AuditState] | None:
     """How far the audit is, or None before the first was begun or asked for."""
     return await read_node(store, AuditState, AUDIT_PATH)

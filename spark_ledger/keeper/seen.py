@@ -12,9 +12,9 @@ from spark_ledger.keeper.decisions import Verdict
 from spark_ledger.keeper.nodes import Found
 from spark_ledger.metadata.base import MetadataStore
 from spark_ledger.metadata.unsettled import OPEN_PATH, UNNAMED_PATH
-from spark_ledger.stream.ledgers import TAG_STREAM_ID, TAG_STREAM_NAME
+from spark_ledger.stream.ledgers import TAG_STREAM_NAME
 from spark_ledger.stream.nodes import StreamNodes
-from spark_ledger.types import LedgerId, LedgerMetadata
+from spark_ledger.types import TAG_STREAM_ID, LedgerId, LedgerMetadata
 
 
 class StreamOf(NamedTuple):

@@ -29,7 +29,7 @@ from spark_ledger.errors import (
 )
 from spark_ledger.keeper.clock import SteadyClock
 from spark_ledger.keeper.config import KeeperConfig
-from spark_ledger.keeper.deletions import FormerDeletions, LedgerDeletions, Turn
+from spark_ledger.keeper.deletions import DeletionsInTurn, LedgerDeletions, Turn
 from spark_ledger.keeper.dropped import DroppedRows
 from spark_ledger.keeper.nodes import (
     DROPPED_PATH,
@@ -54,7 +54,7 @@ from spark_ledger.metadata.json_nodes import decode_node, encode_node, read_or_r
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.model import StreamConfig
 from spark_ledger.stream.nodes import STREAMS_ROOT, StreamNodes
-from spark_ledger.stream.retention.reclaim import LiveNames
+from spark_ledger.stream.retention.live_names import LiveNames
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import Versioned
 
@@ -121,7 +121,9 @@ class StreamKeeper:
         self._worked_s = worked_s
         self._sink_records_s = config.sink_records_s
         self._deletions = LedgerDeletions(client, guard, config.deletes_per_s)
-        self._former = FormerDeletions(self._deletions, clock)
+        self._rows = DeletionsInTurn(self._deletions, clock)
+        """What is dropped. Packs and merged manifests have time of their own."""
+        self._former = DeletionsInTurn(self._deletions, clock)
         self._clock = clock
         self._wall_ms = wall_ms
         self._grace_s = config.dropped_grace_s
@@ -153,7 +155,7 @@ class StreamKeeper:
     @property
     def hurries(self) -> bool:
         """Whether some streams are to be visited at each pass."""
-        return bool(self._hurried or self._former.left)
+        return bool(self._hurried or self._rows.left or self._former.left)
 
     def forget(self) -> None:
         """Read anew what earlier sweeps have seen: the store may be another one by now."""
@@ -163,17 +165,19 @@ class StreamKeeper:
 
     async def sweep(self, *, whole: bool = True) -> None:
         """One visit to each stream, or to those that are in a hurry, for all that there is to do.
-        Those whose former ledgers had no turn come first, or last among those in a hurry.
+        Those of which some are left come first.
 
         Raises what the metadata store raises at the listing, MetadataUnavailableError, and
         MetadataRestoredError."""
         self.last_error = ""
         now_ms = await self._time()
+        self._rows.begin()
         self._former.begin()
         if not whole:
             await self._visit_all(self._in_a_hurry(), now_ms)
         else:
             names = self._former.in_turn(await self._store.children(STREAMS_ROOT))
+            names = self._rows.in_turn(names)
             marked, swept = await self._visit_all(names, now_ms)
             self._marked = marked
             self._conflicts = Counter({name: self._conflicts[name] for name in names})
@@ -182,9 +186,12 @@ class StreamKeeper:
         await self._say_what_waits()
 
     def _in_a_hurry(self) -> Iterator[str]:
-        yield from sorted(self._hurried)
+        first = list(dict.fromkeys([*self._rows.left, *sorted(self._hurried)]))
+        for name in first:
+            if name in self._hurried or self._rows.has_time():
+                yield name
         for name in list(self._former.left):
-            if name not in self._hurried and self._former.has_time():
+            if name not in first and self._former.has_time():
                 yield name
 
     async def _visit_all(
@@ -321,6 +328,7 @@ class StreamKeeper:
             await self._reclaim(stream, head.earliest_commit, due)
         else:
             self._waiting.pop(config.stream_id, None)
+            self._rows.left.pop(stream.name, None)
         # Last, as it reads dropped commits, which must not be half deleted.
         if config.has_packs:
             reclaimer = stream.retention.reclaimer(self._former, LiveNames(), due.packs)
@@ -359,13 +367,16 @@ class StreamKeeper:
         upto = known.dropped.before(earliest_commit, self._worked_s(), self._grace_s)
         await self._write_down(stream, known)
         upto = max(upto, await self._crowded(stream, known.dropped))
-        reclaimer = stream.retention.reclaimer(self._deletions, self._live(stream), due.packs)
+        reclaimer = stream.retention.reclaimer(self._rows, self._live(stream), due.packs)
         try:
-            for _ in range(RECLAIM_STEPS_MAX):
-                step = await reclaimer.step(upto)
-                self.done["reclaimed"] += step.ledgers
-                if step.is_done:
-                    break
+            with self._rows.turn_of(stream.name) as turn:
+                for _ in range(RECLAIM_STEPS_MAX):
+                    step = await reclaimer.step(upto, turn.may_go_on)
+                    self.done["reclaimed"] += step.ledgers
+                    if step.is_done or turn.is_left:
+                        break
+                else:
+                    turn.is_left = True
         finally:
             await self._add_what_waits(stream)
 

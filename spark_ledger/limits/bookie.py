@@ -191,9 +191,15 @@ BOOKIE_READS_LENT_MAX: Final = 8
 comes late is above that room, at most as much again of parts as they are. More are told to come
 later, as a storage network that goes on brings them all at once."""
 
+BOOKIE_READS_LATE_MAX: Final = 12
+"""Those that take longer, also of clients that were told so or have left: each has a thread and a
+buffer, and may bring a largest entry when its disk goes on. Where there are so many, a directory
+has one thread: three that hang cost the others nothing, and twelve keep 21 threads and not 48."""
+
 BOOKIE_RANGES_PER_PAGE: Final = 10_000
 """Ranges in one page of a ledger's entries: about 100 KB of an answer. No more rows of the index
-are read for it, so that a ledger of a million stripes is never listed at once."""
+are read for it, so that a ledger of a million stripes is never listed at once; of a striped one,
+whose blocks are read for it, as many as the disk brings in ``BOOKIE_READ_QUICK_S``."""
 
 BOOKIE_LEDGERS_PER_ANSWER: Final = 10_000
 """Ids in an answer that lists ledgers: 50 KB, and some milliseconds of the index."""
@@ -246,6 +252,10 @@ BOOKIE_HEADERS_BYTES_MAX: Final = 4_096
 
 BOOKIE_HELD_BYTES_MAX: Final = 1 * MIB
 """What a connection may have on its way while memory is short: with more, its calls are cut."""
+
+BOOKIE_UNMEASURED_BYTES_MAX: Final = 256 * KIB
+"""What calls and frames of a connection may have taken since the kernel was last asked what it has
+received. It could hold that much unseen; each call is granted far more than it takes."""
 
 BOOKIE_RECEIVE_SHORT_S: Final = 0.25
 """While memory is short, a request that is not there by then is cut."""

@@ -11,9 +11,9 @@ KEEPER_PASS_S: Final = 10.0
 
 PASS_PART_S: Final = 30.0
 """For so long a pass looks at open ledgers, and for so long at unnamed ones, and does what is due.
-Then streams have their turn, whose retention keeps disks from filling; what packs and merged
-manifests have replaced is deleted for so long as well. After the next pause those ledgers and
-streams have theirs that had none."""
+Then streams have their turn, whose retention keeps disks from filling: what is dropped is deleted
+for so long, and what packs and merged manifests have replaced as well. After the next pause those
+ledgers and streams have theirs that had none."""
 
 OWNER_GRACE_S: Final = 30.0
 """An owner that is gone for so long has its open ledgers recovered. Whoever only lost a session is

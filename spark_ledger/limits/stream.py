@@ -29,6 +29,11 @@ TRANSACTION_BYTES_MAX: Final = 900 * KIB
 """Bytes of a transaction on several streams. ZooKeeper takes 1 MiB (``jute.maxbuffer``) and closes
 the connection at a byte more, so that the outcome would seem unknown."""
 
+SEGMENT_LISTS_BYTES_MAX: Final = TRANSACTION_BYTES_MAX // 2
+"""Bytes of all segment lists in such a transaction; longer ones go into ledgers, one for each
+stream, which stay as long as the commit. A hundred streams, and a thousand ledgers that are named
+for the first time, leave so much."""
+
 MIXED_READINGS_MAX: Final = 3
 """How often several streams are read before it counts that some have a transaction and some do not:
 they are read one after the other, and another process may have committed in between."""
@@ -63,7 +68,11 @@ MERGED_LEDGERS_KEPT: Final = 20_000
 days of eleven commits a second. Of a faster one the oldest go before the grace is over."""
 
 DROPPING_LEDGERS_MAX: Final = 500
-"""Ledgers that the configuration lists as dropped at a time: 5 KB, which each writer reads once."""
+"""Ledgers that the configuration lists as dropped at a time: 5 KB, which each writer reads once.
+One list follows the other as long as there is time."""
+
+LOOKS_AT_ONCE: Final = 64
+"""Ledgers of dropped rows whose metadata are read at the same time, before they are deleted."""
 
 LIVE_NAMES_MAX: Final = 500_000
 """Ledgers of which a process knows the last commit that names them, about 50 MB: those of a week of

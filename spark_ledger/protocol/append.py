@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from spark_ledger.errors import ConfigurationError, LedgerError
 from spark_ledger.limits.entries import FRAGMENTS_MAX
-from spark_ledger.protocol import append_errors
+from spark_ledger.protocol import machine_errors
 from spark_ledger.protocol.append_announce import Announcements
 from spark_ledger.protocol.append_fence import FenceQuestion, speaks_of_fence
 from spark_ledger.protocol.append_limits import AppendLimits
@@ -326,7 +326,7 @@ class AppendMachine:
         if first_entry < self._metadata.last_fragment.first_entry:
             # Only a conflict brings this: somebody else added a fragment above what is confirmed
             # here. To write below it would give its entries to other bookies.
-            return self._stop(append_errors.ensemble_changed(self._metadata.ledger_id))
+            return self._stop(machine_errors.ensemble_changed(self._metadata.ledger_id))
         fragments = with_ensemble(self._metadata.fragments, first_entry, bookies)
         if len(fragments) > FRAGMENTS_MAX:
             return self._no_room(f"the ledger has {FRAGMENTS_MAX} fragments, the most allowed", now)
@@ -367,7 +367,7 @@ class AppendMachine:
         """Failed bookies cannot be replaced: fail what is pending, close the ledger at LAC. Nobody
         is asked: what is confirmed is on AQ bookies, what is not was not promised (rule P10)."""
         end, members = self._last_add_confirmed, self._replication
-        self._error = append_errors.cannot_go_on(self._metadata, members, end, reason)
+        self._error = machine_errors.cannot_go_on(self._metadata, members, end, reason)
         return [FailEntries(self._error), *self._write_closed()]
 
     def _stop(self, error: LedgerError) -> list[Command]:
@@ -400,7 +400,7 @@ class AppendMachine:
         is never written again as it was (rule P6): what is stored decides what the next one is."""
         if self._phase not in (Phase.CHANGING, Phase.CLOSING):
             return []
-        if (error := append_errors.went_back(self._metadata, self._version, event)) is not None:
+        if (error := machine_errors.went_back(self._metadata, self._version, event)) is not None:
             return self._on_metadata_failed(MetadataFailed(error), now)
         stored, wanted, self._wanted = event.metadata, self._wanted, None
         if stored == wanted:
@@ -417,7 +417,7 @@ class AppendMachine:
 
     def _withdraw(self, stored: LedgerMetadata) -> list[Command]:
         """Somebody else is recovering, or has closed, the ledger. Never override (rule P18)."""
-        error = append_errors.taken_over(stored, self._last_add_confirmed)
+        error = machine_errors.taken_over(stored, self._last_add_confirmed)
         if self._error is None:
             return self._stop(error)
         self._enter(Phase.CLOSED)
@@ -435,7 +435,7 @@ class AppendMachine:
             return []
         if is_refused:
             return self._no_room(f"their replacement cannot be stored ({event.error})", now)
-        return self._stop(append_errors.change_not_stored(self._metadata.ledger_id, event.error))
+        return self._stop(machine_errors.change_not_stored(self._metadata.ledger_id, event.error))
 
     # -- close -------------------------------------------------------------------------------------
 
@@ -447,7 +447,7 @@ class AppendMachine:
         commands: list[Command] = []
         if self._error is None and self._last_add_pushed > self._last_add_confirmed:
             end, ledger_id = self._last_add_confirmed, self._metadata.ledger_id
-            commands.append(FailEntries(append_errors.closed_early(ledger_id, end)))
+            commands.append(FailEntries(machine_errors.closed_early(ledger_id, end)))
         if self._phase is Phase.CLOSING:
             return commands  # closing already, after too few bookies were left
         return commands + self._write_closed()

@@ -24,7 +24,7 @@ from typing import Final
 
 from spark_ledger.errors import FencedError, LedgerError
 from spark_ledger.limits.client import ADD_TIMEOUT_S, STALLED_BOOKIES_WAIT_S
-from spark_ledger.protocol import recovery_errors
+from spark_ledger.protocol import machine_errors
 from spark_ledger.protocol.ensemble import (
     closed,
     entry_range,
@@ -318,9 +318,9 @@ class RecoveryMachine:
             return self._end_if_complete()
         tail = min(self._tails, key=lambda tail: tail.next_entry)
         if not tail.is_settled(self._metadata):
-            if tail.is_waiting:
+            if tail.is_waiting or self._phase is Phase.ENDED:  # as what was found is not stored
                 return []
-            return self._failed(recovery_errors.unknown_end(self._metadata, tail))
+            return self._failed(machine_errors.unknown_end(self._metadata, tail))
         self._end = tail.next_entry - 1
         assert self._end >= self._start, "What is known to be confirmed is never cut off."
         commands: list[Command] = [
@@ -391,7 +391,7 @@ class RecoveryMachine:
             return [replication.choose(now)]
         if replication.can_confirm():
             return []
-        return self._failed(recovery_errors.not_stored(self._metadata, replication))
+        return self._failed(machine_errors.not_stored(self._metadata, replication))
 
     def _on_chosen(self, event: BookiesChosen, now: float) -> list[Command]:
         replication = self._replication

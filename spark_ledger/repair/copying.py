@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import aclosing
 from typing import NamedTuple
 
@@ -16,13 +17,14 @@ from spark_ledger.client.context import ClientContext
 from spark_ledger.client.lane_reader import verify_chunk, wanted_run
 from spark_ledger.errors import BookieUnavailableError, NoSuchEntryError
 from spark_ledger.limits.client import BUSY_PAUSE_S, BUSY_PAUSE_S_MAX
-from spark_ledger.limits.entries import READ_CHUNK_BYTES_TARGET
 from spark_ledger.protocol.events import ReadEnded, ReadEntries
 from spark_ledger.repair.compare import Comparison
 from spark_ledger.repair.held import BusyPauses
+from spark_ledger.repair.merging import MergedLanes
 from spark_ledger.repair.plan import LaneCopy
 from spark_ledger.repair.throttle import Throttles
 from spark_ledger.runs import EntryRun
+from spark_ledger.tasks import cancel
 from spark_ledger.transport.base import AddResult, Appender, ReadChunk
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
 from spark_ledger.wire.frame import Digest
@@ -62,26 +64,42 @@ class Copier:
         self._silent: set[BookieId] = set()
         """Those that did not answer: they are not asked again to compare."""
 
-    async def copy(self, lane: LaneCopy, target: BookieId) -> None:
-        """Bring one lane to a bookie, synced there.
+    async def copy(self, lanes: Sequence[LaneCopy], target: BookieId) -> None:
+        """Bring lanes, or parts of them, to a bookie, synced there; ascending, all lanes together:
+        else it would have them in as many pieces as there are entries.
 
         Raises TargetFailedError, NoSuchEntryError if every source denies an entry, and
         BookieUnavailableError if a source that may have it cannot be asked.
         """
+        by_lane: dict[int, list[LaneCopy]] = {}
+        for each in lanes:
+            by_lane.setdefault(each.first % each.stride, []).append(each)
         sink = _Sink(self._context, self._ledger_id, self._access.to_copy, target)
-        position = lane.first
-        busy = BusyPauses(self._context.config.read_timeout_s)
+        merged = MergedLanes(
+            target, self._ledger_id, sink.store, lanes=len(by_lane), stride=lanes[0].stride
+        )
+        parts = [asyncio.ensure_future(self._copy_parts(p, merged)) for p in by_lane.values()]
         try:
+            await asyncio.gather(*parts)
+        finally:
+            await cancel(*parts)
+            sink.close()
+
+    async def _copy_parts(self, parts: Sequence[LaneCopy], sink: MergedLanes) -> None:
+        for lane in parts:
+            position = lane.first
+            busy = BusyPauses(self._context.config.read_timeout_s)
             while position <= lane.last_entry:
                 position = await self._go_on(lane, position, sink, busy)
-        finally:
-            sink.close()
+        await sink.end()
 
     def was_brought(self, lane: LaneCopy, source: BookieId) -> bool:
         """Whether all of a lane was copied from this bookie."""
         return (source, *lane[:3]) in self._brought
 
-    async def _go_on(self, lane: LaneCopy, position: int, sink: _Sink, busy: BusyPauses) -> int:
+    async def _go_on(
+        self, lane: LaneCopy, position: int, sink: MergedLanes, busy: BusyPauses
+    ) -> int:
         """Ask each source once, from where the one before ended; the next entry to copy. If one
         was busy and none has it, that is after a pause. Who hung lately is asked for what the
         others do not bring.
@@ -123,7 +141,7 @@ class Copier:
         raise BookieUnavailableError(f"{what} cannot be read now ({'; '.join(answers)})")
 
     async def _copy_from(
-        self, source: BookieId, lane: LaneCopy, position: int, sink: _Sink
+        self, source: BookieId, lane: LaneCopy, position: int, sink: MergedLanes
     ) -> tuple[int, ReadEnded | None]:
         """Copy what one source has from ``position`` on; where that ended, and why."""
         command = ReadEntries(
@@ -134,7 +152,9 @@ class Copier:
         asked_from = -1
         while asked_from < position <= lane.last_entry:
             asked_from = position
-            for chunk in await self._answer(command._replace(first=EntryId(position))):
+            for chunk in await self._answer(
+                command._replace(first=EntryId(position)), sink.chunk_bytes
+            ):
                 good, ended = verify_chunk(
                     self._ledger_id, self._access.digest, command, position, chunk
                 )
@@ -148,18 +168,18 @@ class Copier:
         return position, None
 
     async def _copy_compared(
-        self, command: ReadEntries, lane: LaneCopy, sink: _Sink
+        self, command: ReadEntries, lane: LaneCopy, sink: MergedLanes
     ) -> tuple[int, ReadEnded | None]:
         """The same for frames that nobody here can verify: each is read twice (rule R11)."""
         source, position = command.bookie_id, int(command.first)
-        runs, ended = await self._read(command)
+        runs, ended = await self._read(command, sink.chunk_bytes)
         for run in runs:
             await self._throttles.take(source, len(run.frames))
         compared = Comparison(source, runs)
         for other in self._throttles.hung.last(lane.present):
             if other not in (source, sink.target) and other not in self._silent:
-                await self._compare(compared, other, lane.stride, also_differing=True)
-        await self._compare(compared, source, lane.stride, also_differing=False)
+                await self._compare(compared, other, lane.stride, sink, also_differing=True)
+        await self._compare(compared, source, lane.stride, sink, also_differing=False)
         good = compared.count
         for run in runs:
             if good > 0:
@@ -171,7 +191,13 @@ class Copier:
         return position, ended
 
     async def _compare(
-        self, compared: Comparison, bookie_id: BookieId, stride: int, *, also_differing: bool
+        self,
+        compared: Comparison,
+        bookie_id: BookieId,
+        stride: int,
+        sink: MergedLanes,
+        *,
+        also_differing: bool,
     ) -> None:
         """Read once more, from this bookie, what nobody has confirmed so far."""
         wanted = compared.open(also_differing=also_differing)
@@ -179,7 +205,7 @@ class Copier:
         while wanted and position <= wanted[-1]:
             first = EntryId(max(position, wanted[0]))
             command = ReadEntries(0, 0, bookie_id, first, wanted[-1], stride, fence=False)
-            runs, ended = await self._read(command)
+            runs, ended = await self._read(command, sink.chunk_bytes)
             for run in runs:
                 await self._throttles.take(bookie_id, len(run.frames))
                 compared.look(bookie_id, run)
@@ -195,11 +221,13 @@ class Copier:
                 return
             position += stride
 
-    async def _read(self, command: ReadEntries) -> tuple[list[EntryRun], ReadEnded | None]:
+    async def _read(
+        self, command: ReadEntries, chunk_bytes: int
+    ) -> tuple[list[EntryRun], ReadEnded | None]:
         """What one bookie sends at once, if it is what was asked for; no digest is looked at."""
         runs: list[EntryRun] = []
         position = int(command.first)
-        for chunk in await self._answer(command):
+        for chunk in await self._answer(command, chunk_bytes):
             run, ended = wanted_run(self._ledger_id, command, position, chunk)
             if run is None:
                 return runs, ended
@@ -207,12 +235,12 @@ class Copier:
             position = run.last_entry + command.stride
         return runs, None
 
-    async def _store(self, run: EntryRun, sink: _Sink) -> None:
+    async def _store(self, run: EntryRun, sink: MergedLanes) -> None:
         await sink.store(run)
         self._counts["entries"] += run.count
         self._counts["bytes"] += len(run.frames)
 
-    async def _answer(self, command: ReadEntries) -> list[ReadChunk]:
+    async def _answer(self, command: ReadEntries, chunk_bytes: int) -> list[ReadChunk]:
         """A call of one chunk, from its begin to its end. No call is open while a copy waits, for
         its rate or for its target: the bookie would hold the next chunk for it all the time, and
         the ledgers that are repaired at once left no room there for other readers.
@@ -228,7 +256,7 @@ class Copier:
             command.first,
             command.last,
             stride=command.stride,
-            max_bytes=READ_CHUNK_BYTES_TARGET,
+            max_bytes=chunk_bytes,
             access_key=self._access.to_read,
             timeout_s=self._context.config.read_timeout_s,
         )
@@ -240,7 +268,7 @@ class Copier:
                     break
                 position = run.last_entry + command.stride
                 size_bytes += len(run.frames)
-                if size_bytes >= READ_CHUNK_BYTES_TARGET:
+                if size_bytes >= chunk_bytes:
                     break
         if found and found[-1].status is BookieStatus.TIMEOUT:
             self._throttles.hung.note(command.bookie_id)

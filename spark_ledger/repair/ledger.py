@@ -166,8 +166,7 @@ class LedgerRepair:
             for index, target in targets.items():
                 lanes = lane_copies(self._ledger.value, fragment, index, lost=lost)
                 try:
-                    for lane in lanes:
-                        await self._copy(lane, target)
+                    await self._copy(lanes, target)
                     await self._refuse_holes(lanes, target)
                 except TargetFailedError as error:
                     logger.info("ledger %d: %s", self._ledger.value.ledger_id, error)
@@ -220,13 +219,12 @@ class LedgerRepair:
                     self._mute.note(target)
                 self.unknown.add(target)  # it may hold all
                 return
-            for lacking in part.missing(lanes):
-                try:
-                    await self._copy(lacking, target)
-                except TargetFailedError as error:
-                    logger.info("%s", error)
-                    self.unknown.add(target)
-                    return
+            try:
+                await self._copy(part.missing(lanes), target)
+            except TargetFailedError as error:
+                logger.info("%s", error)
+                self.unknown.add(target)
+                return
 
     def _held_parts(
         self, lanes: Sequence[LaneCopy], bookie_id: BookieId
@@ -264,8 +262,7 @@ class LedgerRepair:
                 break
             target = chosen.replacements[index]
             try:
-                for lane in lanes:
-                    await self._copy(lane, target)
+                await self._copy(lanes, target)
             except TargetFailedError as error:
                 logger.info("ledger %d: %s", self._ledger.value.ledger_id, error)
                 refused.add(target)
@@ -283,9 +280,10 @@ class LedgerRepair:
             * self._context.is_strict
         )
 
-    async def _copy(self, lane: LaneCopy, target: BookieId) -> None:
-        await self._copier.copy(lane, target)
-        self.changed = True
+    async def _copy(self, lanes: Sequence[LaneCopy], target: BookieId) -> None:
+        if lanes:
+            await self._copier.copy(lanes, target)
+            self.changed = True
 
     async def _rename(
         self,

@@ -31,7 +31,7 @@ from spark_ledger.stream.concurrency import run_all
 from spark_ledger.stream.declared import declared_columns
 from spark_ledger.stream.format import codec
 from spark_ledger.stream.format.schema import canonical_schema
-from spark_ledger.stream.ledgers import TAG_STREAM_ID, Ledgers
+from spark_ledger.stream.ledgers import Ledgers
 from spark_ledger.stream.manifest.format import encode_root
 from spark_ledger.stream.manifest.tree import empty_root
 from spark_ledger.stream.model import (
@@ -50,7 +50,7 @@ from spark_ledger.stream.packs.store import read_packs
 from spark_ledger.stream.retention.format import encode_holds
 from spark_ledger.stream.retention.names import read_names
 from spark_ledger.stream.stream import Stream
-from spark_ledger.types import LedgerId, Quorums, Versioned
+from spark_ledger.types import TAG_STREAM_ID, LedgerId, Quorums, Versioned
 
 if TYPE_CHECKING:
     import pyarrow as pa

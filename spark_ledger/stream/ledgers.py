@@ -14,20 +14,31 @@ from spark_ledger.errors import LedgerError
 from spark_ledger.limits.stream import LIST_REMOVAL_S
 from spark_ledger.metadata.base import MetadataStore, Operation
 from spark_ledger.stream.concurrency import run_all
-from spark_ledger.types import BookieInfo, Entry, EntryId, LedgerId, LedgerMetadata, ReplicaHint
+from spark_ledger.stream.model import StreamConfig
+from spark_ledger.types import (
+    TAG_STREAM_ID,
+    BookieInfo,
+    Entry,
+    EntryId,
+    LedgerId,
+    LedgerMetadata,
+    Quorums,
+    ReplicaHint,
+)
 
 logger = logging.getLogger(__name__)
 
 TAG_STREAM_NAME: Final = "stream"
-TAG_STREAM_ID: Final = "stream_id"
 TAG_PURPOSE: Final = "purpose"
-"""Custom metadata of every ledger that a stream makes: they tell whose an orphan is."""
+"""Custom metadata of every ledger that a stream makes, beside ``TAG_STREAM_ID``: they tell whose an
+orphan is."""
 
 PURPOSE_RAW: Final = "raw"
 PURPOSE_SEGMENTS: Final = "segments"
 PURPOSE_SEGMENT_LIST: Final = "segment-list"
 PURPOSE_MANIFEST: Final = "manifest"
 PURPOSE_PACK: Final = "pack"
+_PURPOSES: Final = {PURPOSE_SEGMENTS, PURPOSE_SEGMENT_LIST, PURPOSE_MANIFEST, PURPOSE_PACK}
 
 
 class OpenLedger(Protocol):
@@ -199,17 +210,37 @@ async def named_as_made(ledgers: Ledgers, made: Sequence[OpenLedger]) -> list[Op
 
 
 def purpose_of(metadata: LedgerMetadata) -> str:
-    """What a ledger is for: ``raw`` if an application made it for itself."""
+    """What a ledger is for: ``raw`` if an application made it for itself.
+
+    Applications of before have used any keys. No ledger of a stream was ever without a purpose.
+    """
     tags = metadata.custom_metadata
-    return tags.get(TAG_PURPOSE, PURPOSE_RAW) if TAG_STREAM_ID in tags else PURPOSE_RAW
+    purpose = tags.get(TAG_PURPOSE, PURPOSE_RAW)
+    is_ours = purpose in _PURPOSES and bool(tags.get(TAG_STREAM_ID) and tags.get(TAG_STREAM_NAME))
+    return purpose if is_ours else PURPOSE_RAW
 
 
 def stream_of(metadata: LedgerMetadata) -> str:
     """The name of the stream that a ledger was made for; empty if it is raw."""
-    tags = metadata.custom_metadata
-    return tags.get(TAG_STREAM_NAME, "") if TAG_STREAM_ID in tags else ""
+    is_raw = purpose_of(metadata) == PURPOSE_RAW
+    return "" if is_raw else metadata.custom_metadata[TAG_STREAM_NAME]
 
 
 def ledger_tags(stream_name: str, stream_id: str, purpose: str) -> dict[str, str]:
     """The custom metadata of a stream's ledger."""
     return {TAG_STREAM_NAME: stream_name, TAG_STREAM_ID: stream_id, TAG_PURPOSE: purpose}
+
+
+async def new_ledger(
+    ledgers: Ledgers, config: StreamConfig, purpose: str, quorums: Quorums | None = None
+) -> OpenLedger:
+    """A ledger of a stream, with the stream's quorums unless others are given; a transaction has to
+    name it (rule K4). Raises as ``Ledgers.create_ledger``."""
+    quorums = quorums or config.quorums
+    return await ledgers.create_ledger(
+        ensemble_size=quorums.ensemble_size,
+        write_quorum=quorums.write_quorum,
+        ack_quorum=quorums.ack_quorum,
+        custom_metadata=ledger_tags(config.name, config.stream_id, purpose),
+        until_named=True,
+    )

@@ -159,9 +159,8 @@ class Retention:
 class StreamConfig:
     """What a stream is. ``schemas`` grows, ``deleted`` becomes true, and ``has_manifests`` becomes
     true for a stream of the former format (rule T13), ``has_retention`` when the first of its rows
-    are to be dropped (rule T18), and ``has_packs`` when commits are to be packed (rule T26).
-    ``retention`` says which rows are kept, and ``dropping`` has the ledgers that no
-    commit may name any more (rule T17). Nothing else ever changes.
+    are to be dropped (rule T18), and ``has_packs`` when commits are to be packed (rule T26), with
+    ``retention``, and ``dropping``: ledgers that no commit may name any more (rule T17).
 
     ``key_columns`` and ``time_column`` are declared when the stream is created (rule T27).
 
@@ -253,8 +252,8 @@ class Segment:
 
     ``statistics`` None: nothing is known of its times and keys (rule T28).
 
-    Until it is in a commit, ``incarnation`` is that of its ledger, and ``written_in`` what its
-    writer knows as ``schema_version``, if that is above 0 (rule T8); empty or None: nobody said.
+    Until it is in a commit, ``incarnation`` is that of its ledger, ``stream_id`` of its stream, and
+    ``written_in`` what its writer knows as ``schema_version``, above 0 (rule T8). Empty: not said.
     """
 
     number: int
@@ -270,6 +269,7 @@ class Segment:
     statistics: Statistics | None = None
     incarnation: bytes = field(default=b"", compare=False, repr=False)
     written_in: pa.Schema | None = field(default=None, compare=False, repr=False)
+    stream_id: str = field(default="", compare=False, repr=False)
 
     def __post_init__(self) -> None:
         reason = segment_error(

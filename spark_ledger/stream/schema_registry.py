@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from spark_ledger.errors import (
+    ConfigurationError,
     ConflictError,
     CorruptionError,
     MetadataRestoredError,
@@ -25,7 +26,7 @@ from spark_ledger.stream.format.schema import (
     merge_schema,
     mismatch,
 )
-from spark_ledger.stream.model import StreamConfig
+from spark_ledger.stream.model import Segment, StreamConfig
 from spark_ledger.stream.nodes import StreamNodes
 from spark_ledger.stream.one_connection import OneConnection
 from spark_ledger.types import Versioned
@@ -142,10 +143,18 @@ class SchemaRegistry:
             f"is {self.config.schema_version}"
         )
 
-    async def look_for(self, version: int) -> None:
+    async def look_for(self, segments: Sequence[Segment]) -> None:
         """Read the newest configuration if this process does not know a version that another one
-        has written rows in. Raises as ``refresh``."""
-        if version >= len(self.config.schemas):
+        has written rows in. Raises as ``refresh``, and ConfigurationError if they were written for
+        another stream (rule T7)."""
+        for segment in segments:
+            if segment.stream_id not in ("", self.config.stream_id):
+                raise ConfigurationError(
+                    f"rows of ledger {segment.ledger_id} were written for another stream, which "
+                    "gives back their space, or for a deleted one of this name: write them anew"
+                )
+        known = (segment.schema_version for segment in segments if segment.new_schema is None)
+        if max(known, default=0) >= len(self.config.schemas):
             await self.refresh(latest=True)
 
     def grown(self, config: Versioned[StreamConfig]) -> None:

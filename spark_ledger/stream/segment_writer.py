@@ -32,7 +32,7 @@ from spark_ledger.limits.stream import IDLE_LEDGER_S
 from spark_ledger.stream.declared import Describer
 from spark_ledger.stream.format.arrow_types import AsyncRows, Rows
 from spark_ledger.stream.format.entries import EncodedEntry, EntryEncoder, in_pieces
-from spark_ledger.stream.ledgers import PURPOSE_SEGMENTS, Ledgers, OpenLedger, ledger_tags
+from spark_ledger.stream.ledgers import PURPOSE_SEGMENTS, Ledgers, OpenLedger, new_ledger
 from spark_ledger.stream.model import UNPLACED, Compression, Segment, parse_compression
 from spark_ledger.stream.schema_registry import Fit, SchemaRegistry
 from spark_ledger.stream.statistics import NO_FACTS, EntryFacts, merged, of_entries
@@ -95,6 +95,7 @@ class _OpenSegment:
     """The schema of the entries, if the commit adds it to the stream (rule T19)."""
     written_in: pa.Schema | None = None
     """The schema of the entries, if the stream has it, and did not from its beginning."""
+    stream_id: str = ""
 
     def push(self, entry: EncodedEntry) -> None:
         future = self.ledger.append_nowait(entry.payload)
@@ -137,6 +138,7 @@ class _OpenSegment:
             new_schema=self.new_schema,
             incarnation=self.ledger.incarnation,
             written_in=self.written_in,
+            stream_id=self.stream_id,
             statistics=of_entries([self.facts]),
         )
 
@@ -374,6 +376,7 @@ class SegmentWriter:
         segment = _OpenSegment(ledger, version, first, new_schema=new_schema)
         if version > 0 and not is_new:
             segment.written_in = encoder.schema
+        segment.stream_id = self._schemas.config.stream_id
         self._segments.append(segment)
         return segment
 
@@ -387,14 +390,7 @@ class SegmentWriter:
         ):
             self._close_ledger()
         if self._ledger is None:
-            quorums = config.quorums
-            self._ledger = await self._ledgers.create_ledger(
-                ensemble_size=quorums.ensemble_size,
-                write_quorum=quorums.write_quorum,
-                ack_quorum=quorums.ack_quorum,
-                custom_metadata=ledger_tags(config.name, config.stream_id, PURPOSE_SEGMENTS),
-                until_named=True,
-            )
+            self._ledger = await new_ledger(self._ledgers, config, PURPOSE_SEGMENTS)
             self._ledger_opened_s = self._clock()
             self._ledger_bytes = 0
             self._last_push = None

@@ -201,8 +201,7 @@ class Stream:
     ) -> tuple[Committer, Proposal]:
         """The proposal for these segments, whose schemas are known here, and who commits it."""
         proposal = proposal.with_segments(tuple(segments))
-        known = (part.schema_version for part in proposal.segments if part.new_schema is None)
-        await self._schemas.look_for(max(known, default=0))  # may be new to this process (rule T8)
+        await self._schemas.look_for(proposal.segments)  # they may be new to this process (rule T8)
         return self._committer, proposal
 
     def committed(self) -> None:
@@ -301,15 +300,15 @@ class Stream:
 
     async def first_commit_since(self, time_ms: int) -> Commit | None:
         """The first commit made at this time (ms since 1970) or later, or None."""
-        return await self._log.first_since(await self._watch.read(), time_ms)
+        return await self._log.first_since(await self._watch.read(latest=True), time_ms)
 
     async def position_at_timestamp(self, time_ms: int) -> Dlsn:
         """The first row committed at this time or later; the end of the stream without one."""
-        return await self._log.position_since(await self._watch.read(), time_ms)
+        return await self._log.position_since(await self._watch.read(latest=True), time_ms)
 
     async def position_of_row(self, row: int) -> Dlsn:
         """Where a row is, by how many were committed before it: see ``CommitLog``."""
-        return await self._log.position_of_row(await self._watch.read(), row)
+        return await self._log.position_of_row(await self._watch.read(latest=True), row)
 
     async def position_of(self, sink_id: str, transaction_id: int) -> Dlsn | None:
         """The first row of a sink's transaction; of its next one, if it made none of this number.
@@ -319,7 +318,7 @@ class Stream:
         record = await self.last_transaction(sink_id)
         if record is None:
             return None
-        head = await self._watch.read()
+        head = await self._watch.read(latest=True)
         commit = await self._log.first_of_sink(head, record, transaction_id)
         if commit is None:
             return None if record.transaction_id < transaction_id else head.earliest
@@ -475,12 +474,12 @@ class Stream:
         return first, last
 
     async def _head_reaching(self, position: Dlsn, *, latest: bool = False) -> Head:
-        """A head that reaches a position; ``latest``: read it, whatever is known of it.
+        """A head that reaches a position; ``latest``: with all commits made before this call.
 
         Positions also come from other processes, whose metadata server may be ahead of ours, so
         ours is asked again for a while before the position counts as wrong.
         """
-        head = await (self._watch.read() if latest else self.head())
+        head = await (self._watch.read(latest=True) if latest else self.head())
         for _ in range(STALE_READ_RETRIES):
             if head.end >= position:
                 return head

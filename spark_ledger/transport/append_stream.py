@@ -317,8 +317,12 @@ class AppendStream:
         self._tasks.append(task)
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
-        """A bug in a result callback, or here, must not leave appenders waiting for ever."""
-        if task.cancelled() or task.exception() is None:
+        """A bug in a result callback, or here, must not leave appenders waiting for ever. Nor must
+        an application that cancels all tasks of its loop to end it."""
+        if task.cancelled():
+            self._break("its task was cancelled")  # if it was not broken off here
+            return
+        if task.exception() is None:
             return
         self._loop.call_exception_handler(
             {"message": "append stream failed", "exception": task.exception(), "task": task}

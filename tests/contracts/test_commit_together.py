@@ -85,7 +85,8 @@ def test_transaction_at_its_bound_is_taken(run: Run, monkeypatch: pytest.MonkeyP
         session = await open_session()
         streams = await made(session, 8)
         share = TRANSACTION_BYTES_MAX // 8 - 2048
-        monkeypatch.setattr(committer, "SEGMENT_LIST_NODE_BYTES_MAX", TRANSACTION_BYTES_MAX)
+        for bound in ("SEGMENT_LIST_NODE_BYTES_MAX", "SEGMENT_LISTS_BYTES_MAX"):
+            monkeypatch.setattr(committer, bound, TRANSACTION_BYTES_MAX)
         one = len(codec.encode_segment_list((loose(5), loose(5)))) - len(
             codec.encode_segment_list((loose(5),))
         )

@@ -39,7 +39,6 @@ from spark_ledger.types import BookieStart, EntryId, LedgerId
 from spark_ledger.wire.frame import Crc32cDigest, HmacDigest, open_run
 from tests.frames import open_frame, seal
 from tests.fuzz.target import Target, only_what_was_written, written_again_it_is_the_same
-from tests.unit.bookie_server.storage.ledger_map import read_ledger_map
 from tests.unit.bookie_server.storage.support import JOURNAL, LEDGERS, formatted, make_run
 
 SEED = 0x1234ABCD
@@ -59,7 +58,7 @@ def storage_targets() -> list[Target]:
         *_records(),
         *_blocks(),
         _journal_file(),
-        *_entry_log(),
+        _entry_log(),
         *_index(),
         _cookie(),
         _start_record(),
@@ -206,11 +205,11 @@ def _journal_file() -> Target:
     return Target("journal file", corpus, parse, (CorruptionError,), 12_000, judge)
 
 
-def _entry_log() -> list[Target]:
+def _entry_log() -> Target:
     files = MemoryFileSystem()
     files.mkdir(DIRECTORY)
     writer = EntryLogWriter(files, DIRECTORY, 1)
-    places = [writer.append(run.ledger_id, encode_run(run, EntryId(-1))) for run in RUNS]
+    places = [writer.append(encode_run(run, EntryId(-1))) for run in RUNS]
     writer.finish()
     path = log_path(DIRECTORY, 1)
     corpus = [_content(files, path)]
@@ -235,14 +234,7 @@ def _entry_log() -> list[Target]:
         wrong = [item for item in value if item not in written]  # type: ignore
         return f"served {wrong!r:.200}" if wrong else ""
 
-    def parse_map(data: bytes) -> object:
-        return read_ledger_map(_disk_with(path, data), DIRECTORY, 1)
-
-    return [
-        Target("entry log", corpus, parse, (), 15_000, judge),
-        Target("ledger map", corpus, parse_map, (CorruptionError,), 15_000,
-               only_what_was_written(corpus, parse_map)),
-    ]  # fmt: skip
+    return Target("entry log", corpus, parse, (), 15_000, judge)
 
 
 def _index() -> list[Target]:

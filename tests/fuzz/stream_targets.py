@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from spark_ledger.errors import CorruptionError
-from spark_ledger.stream.format.entries import EntryEncoder, decode_entry, read_header
+from spark_ledger.stream.format.entries import EntryDecoder, EntryEncoder, read_header
 from spark_ledger.stream.format.ipc_message import check_record_batch_message
 from spark_ledger.stream.model import Compression
 from tests.fuzz.target import Target
@@ -55,7 +55,7 @@ def entries() -> list[bytes]:
 
 def _use(payload: bytes) -> object:
     """Decode, and touch every value: what is accepted has to be usable."""
-    batch = decode_entry(payload, SCHEMA, _WHERE)
+    batch = EntryDecoder(SCHEMA).decode(payload, _WHERE)
     batch.take(pa.array(range(batch.num_rows)))
     return batch
 

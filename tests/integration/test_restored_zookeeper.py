@@ -20,9 +20,10 @@ import pytest
 from spark_ledger.aio import connect
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.errors import LedgerError, MetadataUnavailableError, NoSuchLedgerError
-from spark_ledger.keeper.nodes import read_dropped, read_state
+from spark_ledger.keeper.nodes import DroppedNode, dropped_path, read_state
 from spark_ledger.limits.metadata import RESTORED_IDS_SKIPPED
 from spark_ledger.local import LocalCluster
+from spark_ledger.metadata.json_nodes import read_node
 
 PATIENCE_S = 60.0
 """For one step. Each takes a few seconds; a hang never ends."""
@@ -243,7 +244,9 @@ def test_rows_that_were_packed_since_the_backup_are_read(tmp_path: Path) -> None
             assert len(await stream.optimizer.run_all(entries_min=1)) == 1
             async with asyncio.timeout(3 * PATIENCE_S):
                 while True:
-                    node = await read_dropped(client.store, stream.config.stream_id)
+                    node = await read_node(
+                        client.store, DroppedNode, dropped_path(stream.config.stream_id)
+                    )
                     if node is not None and node.value.packed:
                         break
                     await asyncio.sleep(0.5)

@@ -13,9 +13,15 @@ from dataclasses import dataclass, field
 from spark_ledger.metadata.codec import decode_ledger
 from spark_ledger.metadata.ledgers import ledger_path
 from spark_ledger.runs import EntryRun
-from spark_ledger.stream.ledgers import TAG_STREAM_ID
 from spark_ledger.stream.manifest.format import decode_root
-from spark_ledger.types import BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState
+from spark_ledger.types import (
+    TAG_STREAM_ID,
+    BookieId,
+    EntryId,
+    LedgerId,
+    LedgerMetadata,
+    LedgerState,
+)
 from tests.sim.base import SimBase
 from tests.sim.node import BookieNode
 from tests.sim.repairing import check_repair, is_repair

@@ -15,10 +15,10 @@ from spark_ledger.metadata.memory import MemoryMetadataStore
 from spark_ledger.repair import locking
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.concurrency import flatten
-from spark_ledger.stream.ledgers import TAG_PURPOSE, TAG_STREAM_ID
+from spark_ledger.stream.ledgers import TAG_PURPOSE
 from spark_ledger.tasks import wait_at_most
 from spark_ledger.transport.answer_timeout import AnswerTimeout
-from spark_ledger.types import BookieId, LedgerId
+from spark_ledger.types import TAG_STREAM_ID, BookieId, LedgerId
 from tests import left_open
 from tests.unit.spark_ledger.client.world import World, world
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
@@ -75,7 +75,7 @@ async def a_bookie_in_use(world: World) -> None:
 
 async def a_ledger_of_a_stream(world: World) -> None:
     tags = {TAG_STREAM_ID: "x", TAG_PURPOSE: "pack"}
-    _kept.append(await (await world.client()).create_ledger(custom_metadata=tags))
+    _kept.append(await (await world.client()).create_ledger(custom_metadata=tags, until_named=True))
 
 
 async def a_ledger_of_a_stream_over_fake_ledgers(_world: World) -> None:

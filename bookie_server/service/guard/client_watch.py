@@ -17,7 +17,7 @@ from bookie_server.service.guard.beat import call_on_beat
 from bookie_server.service.guard.connections import Connections
 from bookie_server.service.guard.hanging_up import NOTHING_LEFT, HangUp, Why
 from bookie_server.service.guard.log_bound import LogBound
-from bookie_server.service.guard.sockets import Sockets, open_file_count
+from bookie_server.service.guard.sockets import Received, Sockets, open_file_count
 from bookie_server.service.guard.strangers import Orders, Strangers
 from spark_ledger.limits.bookie import (
     BOOKIE_CONNECTION_IDLE_S,
@@ -130,7 +130,12 @@ class ClientWatch:
     def _look_again(self) -> None:
         if self._strangers or self._limits.receiving_for(BOOKIE_REQUEST_LATE_S):
             delay_s = BOOKIE_CONNECTION_SOON_S
-        elif self._parts or self._limits.receiving_for(0.0) or self._has_strangers():
+        elif (
+            self._parts
+            or self._limits.receiving_for(0.0)
+            or self._connections.unmeasured
+            or self._has_strangers()
+        ):
             delay_s = BOOKIE_CONNECTION_LOOK_S
         else:
             delay_s = BOOKIE_CONNECTION_IDLE_S
@@ -167,15 +172,18 @@ class ClientWatch:
         known = {stream.peer for stream in self._streams() if stream.is_known}
         strangers = {stream.peer for stream in streams if stream.has_waited_s >= 0.0} - known
         strangers |= self._strangers.peers - known
-        return _Suspects(late, known, strangers, late | strangers | self._parts.keys())
+        unmeasured = self._connections.unmeasured
+        everybody = late | strangers | unmeasured | self._parts.keys()
+        return _Suspects(late, known, strangers, everybody)
 
     async def _judge(self, suspects: _Suspects) -> None:
         late, known, strangers, wanted = suspects
         if not wanted:
             return
         loop = asyncio.get_running_loop()
+        granted = self._connections.granted(wanted)
         received = await loop.run_in_executor(None, self._sockets.received, wanted)
-        held = self._connections.held(received)
+        held = self._connections.held(received, granted)
         appending = {stream.peer for stream in self._streams()}
         # Appends wait for their turn, and are held meanwhile.
         long = {peer for peer in late - appending if held.get(peer, 0) > BOOKIE_HELD_BYTES_MAX}
@@ -235,14 +243,14 @@ class ClientWatch:
                 self._parts[stream.peer] = _Part(stream, now)
         return several
 
-    def _weigh(self, received: dict[str, int], held: dict[str, int], now: float) -> None:
+    def _weigh(self, received: dict[str, Received], held: dict[str, int], now: float) -> None:
         """Hang up on those that send no more, until the parts of all others together are few."""
         for peer, part in list(self._parts.items()):
             part.held = held.get(peer, 0)
             if part.held <= BOOKIE_HELD_BYTES_MAX:
                 del self._parts[peer]
-            elif part.byte_count != received[peer]:
-                part.byte_count, part.changed_at = received[peer], now
+            elif part.byte_count != received[peer].byte_count:
+                part.byte_count, part.changed_at = received[peer].byte_count, now
         muted = self._strangers.muted  # they have not stopped: they cannot send
         kept = [
             (peer, part)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Lock
-from typing import Final
+from typing import Final, NamedTuple
 
 _TCP_INFO_BYTES: Final = 136
 _BYTES_RECEIVED: Final = struct.Struct("=Q")
@@ -44,6 +44,17 @@ _Address = tuple[str, int]
 _NO_ENDS: Final = ("", ("", 0))
 
 
+class Received(NamedTuple):
+    """What the kernel has received from a client since its connection began."""
+
+    byte_count: int
+    sockets: frozenset[int]
+    """Of its connections to this process, by numbers that the next ones do not have."""
+
+
+_NOTHING: Final = Received(0, frozenset())
+
+
 class Sockets:
     """Finds connections by the names that gRPC gives to its peers. Any thread."""
 
@@ -57,18 +68,20 @@ class Sockets:
         self.port: int | None = None
         """Of the listener of gRPC; None while it is not known. Others have other clients."""
 
-    def received(self, peers: Iterable[str]) -> dict[str, int]:
-        """Bytes that the kernel has received from each of them that is still there, on all its
+    def received(self, peers: Iterable[str]) -> dict[str, Received]:
+        """What the kernel has received from each of them that is still there, on all its
         connections."""
-        found: dict[str, int] = {}
+        found: dict[str, Received] = {}
         for peer, connection in self._find(peers):
             try:
                 info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+                number = os.fstat(connection.fileno()).st_ino
             except OSError:  # closed meanwhile
                 continue
             if len(info) >= _TCP_INFO_BYTES:
                 (byte_count,) = _BYTES_RECEIVED.unpack_from(info, _BYTES_RECEIVED_AT)
-                found[peer] = found.get(peer, 0) + byte_count
+                before = found.get(peer, _NOTHING)
+                found[peer] = Received(before.byte_count + byte_count, before.sockets | {number})
         return found
 
     def mute(self, peers: Iterable[str]) -> None:

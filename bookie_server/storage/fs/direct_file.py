@@ -27,12 +27,16 @@ BUFFER_BYTES: Final = 8 * MIB
 SPLIT_BYTES_MAX: Final = BUFFER_BYTES - 2 * DIRECT_ALIGNMENT
 """Longest read that is sure to fit into one buffer, wherever it starts."""
 
+_BUFFERS_KEPT_MAX: Final = 8
+"""What reads, a flush, a compaction and a scrub use at once. A disk that hangs has each read that
+waits for it take one, of all directories: those are given back to the kernel."""
+
 _O_DIRECT: Final[int] = getattr(os, "O_DIRECT", 0)
 """0 where the operating system has no such thing."""
 
 
 class BufferPool:
-    """Aligned buffers, as many as were ever in use at once; *any thread*."""
+    """Aligned buffers, of which some are kept to be used again; *any thread*."""
 
     def __init__(self) -> None:
         # Any thread, without a lock: list.pop and list.append are atomic, and a buffer that was
@@ -49,7 +53,8 @@ class BufferPool:
         try:
             yield buffer
         finally:
-            self._free.append(buffer)
+            if len(self._free) < _BUFFERS_KEPT_MAX:
+                self._free.append(buffer)
 
 
 def _new_buffer() -> memoryview:

@@ -71,12 +71,14 @@ class IndexRow(NamedTuple):
     """Entries from ``first_entry`` up to the next row are in this block, or not stored.
 
     ``last_entry`` is the last one of the block; ``is_sparse`` says that the block has gaps.
+    ``is_part``: an earlier row has begun the block. Rows of older programs never say so.
     """
 
     first_entry: EntryId
     last_entry: EntryId
     location: BlockLocation
     is_sparse: bool
+    is_part: bool = False
 
     @property
     def byte_count(self) -> int:
@@ -87,7 +89,7 @@ class IndexRow(NamedTuple):
 class LogUse(NamedTuple):
     """How many rows name a log, and the bytes of the records that they name (rule S18).
 
-    A block that two rows name counts twice: entries came into its gaps later.
+    A block that several rows name, as entries came into its gaps later, counts with the first.
     """
 
     rows: int = 0
@@ -95,7 +97,8 @@ class LogUse(NamedTuple):
 
     def with_row(self, row: IndexRow, sign: int) -> LogUse:
         """The use with one row more (1) or less (-1)."""
-        return LogUse(self.rows + sign, self.byte_count + sign * row.byte_count)
+        byte_count = 0 if row.is_part else row.byte_count
+        return LogUse(self.rows + sign, self.byte_count + sign * byte_count)
 
 
 class HeldLedger(NamedTuple):

@@ -67,9 +67,12 @@ class LmdbIndex:
     A read sees the snapshot of the last commit before it began, whatever commits meanwhile.
     """
 
-    def __init__(self, path: Path, *, map_bytes: int, read_only: bool = False) -> None:
+    def __init__(
+        self, path: Path, *, map_bytes: int, read_only: bool = False, directories: int = 1
+    ) -> None:
         """Open or make the index in directory ``path``, and check its sums. ``read_only``: it has
-        to be there, and nothing of it is changed, not even by LMDB itself.
+        to be there, and nothing of it is changed, not even by LMDB itself. ``directories``: so many
+        share what is kept in memory.
 
         Raises OSError if the index cannot be opened, CorruptionError if it is damaged.
         """
@@ -100,7 +103,7 @@ class LmdbIndex:
             path, self._env, self._rows, self._ledgers, self._proofs, self._meta, logs
         )
         # Any thread: it has a lock of its own.
-        self._verified = VerifiedRows()
+        self._verified = VerifiedRows(directories)
         try:
             self._tables.known.update(ledger_id for ledger_id, _ in self.ledger_records())
             self._check_proofs()

@@ -72,7 +72,7 @@ class LogUses:
         return True
 
     def _store(self, key: bytes, old: bytes | None, use: LogUse) -> None:
-        if use.rows < 0 or use.byte_count < 0 or (use.byte_count > 0) != (use.rows > 0):
+        if use.rows < 0 or use.byte_count < 0 or (use.byte_count and not use.rows):
             raise CorruptionError(f"index {self._tables.path} is damaged: {use} of a log")
         if use.rows:
             stored = sealed(key, LOG_USE.pack(*use))

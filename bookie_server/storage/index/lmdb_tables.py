@@ -2,7 +2,8 @@
 
 table     key (big endian)                  value (big endian)
 rows      ledger id (8), first entry (8)    log id (4), offset (4), length (4), flags (1:
-                                            bit 0 = sparse), last entry (8), checksum (4)
+                                            bit 0 = sparse, bit 1 = part), last entry (8),
+                                            checksum (4)
 ledgers   ledger id (8)                     flags (1: bit 0 = fenced, bit 1 = has access key),
                                             SHA-256 of the access key or zeros (32),
                                             last add confirmed (8), last entry (8), checksum (4)
@@ -72,6 +73,7 @@ DELETED_KEY: Final = b"deleted"
 OWNER_KEY: Final = b"owner"
 LACKS_KEY: Final = b"lacks"
 SPARSE: Final = 1
+PART: Final = 2
 FENCED: Final = 1
 HAS_KEY: Final = 2
 PUT_AT_ONCE: Final = 500
@@ -120,8 +122,13 @@ def read_row(key: bytes, stored: bytes, path: Path) -> IndexRow:
     value = opened(key, stored, ROW.size, "a row", path)
     _ledger_id, first_entry = KEY.unpack(key)
     log_id, offset, length, flags, last_entry = ROW.unpack(value)
-    location = BlockLocation(log_id, offset, length)
-    return IndexRow(EntryId(first_entry), EntryId(last_entry), location, bool(flags & SPARSE))
+    return IndexRow(
+        EntryId(first_entry),
+        EntryId(last_entry),
+        BlockLocation(log_id, offset, length),
+        is_sparse=bool(flags & SPARSE),
+        is_part=bool(flags & PART),
+    )
 
 
 def read_ledger_record(key: bytes, stored: bytes, path: Path) -> LedgerRecord:
@@ -154,7 +161,8 @@ def read_highest_deleted(transaction: Any, table: Any, path: Path) -> int:
 def stored_row(ledger_id: LedgerId, row: IndexRow) -> tuple[bytes, bytes]:
     """Key and stored form of a row."""
     key = KEY.pack(ledger_id, row.first_entry)
-    value = ROW.pack(*row.location, SPARSE if row.is_sparse else 0, row.last_entry)
+    flags = (SPARSE if row.is_sparse else 0) | (PART if row.is_part else 0)
+    value = ROW.pack(*row.location, flags, row.last_entry)
     return key, sealed(key, value)
 
 

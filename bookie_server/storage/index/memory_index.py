@@ -65,7 +65,7 @@ class _Content:
 
     def encode(self) -> bytes:
         rows = [
-            (ledger_id, row.first_entry, row.last_entry, *row.location, row.is_sparse)
+            (ledger_id, row.first_entry, row.last_entry, *row.location, *row[3:])
             for ledger_id, by_key in self.rows.items()
             for row in by_key.values()
         ]
@@ -86,9 +86,8 @@ class _Content:
             raise CorruptionError(f"index {path} is damaged: wrong checksum")
         stored: dict[str, Any] = msgspec.json.decode(data[4:])
         content = cls()
-        for ledger_id, first, last, log_id, offset, length, is_sparse in stored["rows"]:
-            location = BlockLocation(log_id, offset, length)
-            row = IndexRow(first, last, location, is_sparse)
+        for ledger_id, first, last, log_id, offset, length, *flags in stored["rows"]:
+            row = IndexRow(first, last, BlockLocation(log_id, offset, length), *flags)
             content.rows.setdefault(ledger_id, {})[first] = row
         for ledger_id, key_hash, *rest in stored["states"]:
             content.ledger_records[ledger_id] = LedgerRecord(bytes.fromhex(key_hash), *rest)

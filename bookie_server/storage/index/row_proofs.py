@@ -17,7 +17,8 @@ CHECKSUM = struct.Struct(">I")
 _SUM_MASK: Final = 2**64 - 1
 ROWS_KEPT_BYTES_MAX: Final = 16 * MIB
 """First entries of checked rows that are kept in memory, eight bytes each: two million. Beyond that
-all are forgotten and checked anew; what is asked again and again is there again at once."""
+all are forgotten and checked anew; what is asked again and again is there again at once. Each of
+several directories keeps its part of it, and a ledger that is larger is kept alone."""
 
 _LEDGER_BYTES: Final = 300
 """What a ledger takes beside its rows."""
@@ -67,7 +68,9 @@ class VerifiedRows:
     what was written since the last one, and not what the ledger holds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, directories: int = 1) -> None:
+        """``directories``: so many indexes share what is kept."""
+        self._directories = directories
         # Changed under _lock; read without. Values are put in whole and never changed.
         self._known: dict[LedgerId, tuple[Proof, array[int]]] = {}
         self._bytes = 0
@@ -98,7 +101,7 @@ class VerifiedRows:
             self._bytes -= _size_bytes(before[1])
         if size > ROWS_KEPT_BYTES_MAX:
             return firsts
-        if self._bytes + size > ROWS_KEPT_BYTES_MAX:
+        if self._bytes + size > ROWS_KEPT_BYTES_MAX // self._directories:
             self._known, self._bytes = {}, 0
         self._known[ledger_id] = (proof, firsts)
         self._bytes += size

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
 from bookie_server.core.compaction import logs_to_compact
 from bookie_server.storage.fs.vfs import is_no_space
-from bookie_server.storage.ledgers.directory_space import DirectorySpace, Stopped
+from bookie_server.storage.ledgers.directory_space import DirectorySpace
+from bookie_server.storage.ledgers.pacing import Pacer, Stopped
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits.storage import (
     COMPACTION_FULL_FACTOR,
@@ -78,7 +78,7 @@ class Compactor:
         self._full = (False,) * len(spaces)
         self._stats = CompactionStats((DirectoryUse(),) * len(spaces))
         # Whoever compacts.
-        self._copied_until = 0.0
+        self._pacer = Pacer(self._stop)
         # Whoever starts and stops: one thread, before and after all others.
         self._thread: threading.Thread | None = None
 
@@ -118,7 +118,7 @@ class Compactor:
         """
         errors: list[OSError | CorruptionError] = []
         with self._pass_lock:
-            self._copied_until = time.monotonic()
+            self._pacer.begin()
             uses = []
             for number, space in enumerate(self._spaces):
                 try:
@@ -148,9 +148,8 @@ class Compactor:
                     self._removed(log.byte_count)
 
         def pace(byte_count: int) -> None:
-            self._pace(byte_count, self._bytes_per_s * (COMPACTION_FULL_FACTOR if full else 1))
-
-        def count(byte_count: int) -> None:
+            factor = COMPACTION_FULL_FACTOR if full else 1
+            self._pacer.wait(byte_count, self._bytes_per_s * factor)
             self._count(byte_count)
 
         try:
@@ -159,7 +158,7 @@ class Compactor:
             for log in chosen if self._bytes_per_s else ():
                 if space.free_bytes() < log.live_bytes:
                     continue  # what was free went to others meanwhile
-                each = pace if paced else count
+                each = pace if paced else self._count
                 with _apart_from_others(errors):
                     if space.compact(log, self._flush_lock, each, self._log_bytes):
                         self._removed(log.byte_count)
@@ -167,14 +166,6 @@ class Compactor:
             space.finish()
         if errors:
             raise errors[0]
-
-    def _pace(self, byte_count: int, bytes_per_s: int) -> None:
-        """Wait until so much more may be copied. Raises Stopped."""
-        now = time.monotonic()
-        self._copied_until = max(now, self._copied_until) + byte_count / bytes_per_s
-        if self._stop.wait(self._copied_until - now):
-            raise Stopped
-        self._count(byte_count)
 
     def _count(self, byte_count: int) -> None:
         self._stats = self._stats._replace(copied_bytes=self._stats.copied_bytes + byte_count)

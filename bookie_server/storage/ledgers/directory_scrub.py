@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +22,8 @@ from bookie_server.storage.fs.vfs import FileSystem, read_file, write_file_durab
 from bookie_server.storage.index.base import Index, IndexRow
 from bookie_server.storage.ledgers.entry_log import EntryLogReader
 from bookie_server.storage.ledgers.lacking import NO_LOG, Lack, Lacking, Range, TooMuchLackingError
+from bookie_server.storage.ledgers.pacing import Pace
+from bookie_server.storage.ledgers.recent_blocks import RecentBlocks
 from bookie_server.storage.ledgers.stretches import stretches
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import KIB
@@ -40,8 +43,6 @@ _FILE_BYTES_MAX: Final = 4 * KIB
 _DISK_ERRORS: Final = frozenset({errno.EIO, errno.EBADMSG, errno.EUCLEAN})
 """What a disk says of sectors that it cannot read. Any other error says nothing about them."""
 
-Pace = Callable[[int], None]
-"""Waits until so many bytes more may be read. Raises ``Stopped`` if nothing more may."""
 ReadBlock = Callable[[LedgerId, IndexRow], EntryRun]
 
 
@@ -209,13 +210,18 @@ class DirectoryScrub:
             logger.error("ledger %d cannot be verified: %s", ledger_id, error)  # noqa: TRY400
             return
         bad: list[tuple[IndexRow, Lack]] = []
+        verdicts = RecentBlocks[bool]()
         done = first
         try:
             for number, row in enumerate(rows, start=1):
                 if row.first_entry < first:
                     continue
-                pace(row.byte_count)
-                damaged = self._damaged(ledger_id, row)
+                is_good = verdicts.get(row.location)
+                damaged = None if is_good else row
+                if is_good is None:
+                    pace(row.byte_count)
+                    damaged = self._damaged(ledger_id, row)
+                    verdicts.put(row.location, damaged is None)
                 if damaged is not None:
                     end = rows[number].first_entry - 1 if number < len(rows) else row.last_entry
                     last = EntryId(min(row.last_entry, end))
@@ -338,29 +344,42 @@ class DirectoryScrub:
         """
         found: list[Range] = []
         first: EntryId | None = lack.first
+        readable = RecentBlocks[Sequence[int]]()
         while first is not None and first <= lack.last:
             rows = self._index.rows_from(lack.ledger_id, first, COMPACTION_ROWS_AT_ONCE + 1)
             behind = rows[COMPACTION_ROWS_AT_ONCE:]
             for number, row in enumerate(rows[:COMPACTION_ROWS_AT_ONCE], start=1):
                 if row.first_entry <= lack.last:
                     end = rows[number].first_entry if number < len(rows) else None
-                    found += self._readable(lack, row, end)
+                    found += self._readable(lack, row, end, readable)
             first = behind[0].first_entry if behind else None
         return found
 
-    def _readable(self, lack: Lack, row: IndexRow, end: EntryId | None) -> Iterator[Range]:
+    def _readable(
+        self,
+        lack: Lack,
+        row: IndexRow,
+        end: EntryId | None,
+        readable: RecentBlocks[Sequence[int]],
+    ) -> Iterator[Range]:
         """Entries that a row decides about, up to before ``end``, if its block can be read."""
         last = row.last_entry if end is None else EntryId(min(row.last_entry, end - 1))
         if not row.is_sparse and row.location.log_id != lack.log_id:
             yield row.first_entry, last
             return
+        ids = readable.get(row.location)
+        if ids is None:
+            ids = self._readable_ids(lack.ledger_id, row)
+            readable.put(row.location, ids)
+        yield from stretches(list(ids[bisect_left(ids, row.first_entry) : bisect_right(ids, last)]))
+
+    def _readable_ids(self, ledger_id: LedgerId, row: IndexRow) -> Sequence[int]:
         try:
-            run = self._read_block(lack.ledger_id, row)
+            return self._read_block(ledger_id, row).ids()
         except (CorruptionError, OSError) as error:
             if isinstance(error, OSError) and error.errno not in _DISK_ERRORS:
                 raise
-            return
-        yield from stretches([each for each in run.ids() if row.first_entry <= each <= last])
+            return ()
 
     # -- the position ------------------------------------------------------------------------------
 

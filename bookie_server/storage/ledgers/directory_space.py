@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
@@ -32,6 +31,7 @@ from bookie_server.storage.ledgers.entry_log import log_ids as entry_log_ids
 from bookie_server.storage.ledgers.entry_logs import EntryLogs
 from bookie_server.storage.ledgers.lacking import NO_LOG, Lacking
 from bookie_server.storage.ledgers.log_scan import scan_blocks
+from bookie_server.storage.ledgers.pacing import Pace
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits.storage import COMPACTION_ROWS_AT_ONCE
 from spark_ledger.types import LedgerId
@@ -39,13 +39,6 @@ from spark_ledger.types import LedgerId
 logger = logging.getLogger(__name__)
 
 _NO_HOLES: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
-
-Pace = Callable[[int], None]
-"""Waits until so many bytes more may be copied. Raises ``Stopped`` if nothing more may."""
-
-
-class Stopped(Exception):
-    """Compaction was told to end."""
 
 
 class _Move(NamedTuple):
@@ -232,7 +225,7 @@ class DirectorySpace:
                     continue
                 pace(block.location.length)
                 copy = self._reader.read_block(block.location)
-                location = self._writer_for(lock, log_bytes).append(block.ledger_id, copy)
+                location = self._writer_for(lock, log_bytes).append(copy)
                 moves += [_Move(block.ledger_id, row, location) for row in rows]
                 if len(moves) >= COMPACTION_ROWS_AT_ONCE:
                     moved += self._move(moves, lock)

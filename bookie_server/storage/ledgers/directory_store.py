@@ -7,7 +7,6 @@ changed ledger records and the mark in one transaction; only then the runs leave
 
 from __future__ import annotations
 
-import heapq
 import logging
 import threading
 import time
@@ -43,11 +42,12 @@ from bookie_server.storage.ledgers.entry_logs import EntryLogs
 from bookie_server.storage.ledgers.joining import joined
 from bookie_server.storage.ledgers.lacking import Lacking
 from bookie_server.storage.ledgers.listing import ascending, page_of, stored_ranges
+from bookie_server.storage.ledgers.recent_blocks import RecentIds
 from bookie_server.storage.ledgers.slicing import holds, slice_run, take_range
 from bookie_server.storage.ledgers.write_cache import CachedRun, Generation, LedgerRuns, WriteCache
 from spark_ledger.bookie_api import EntryPage
 from spark_ledger.errors import CorruptionError
-from spark_ledger.limits.bookie import BOOKIE_OPEN_LOGS_MAX
+from spark_ledger.limits.bookie import BOOKIE_OPEN_LOGS_MAX, BOOKIE_READ_QUICK_S
 from spark_ledger.limits.storage import DELETED_LEDGERS_AT_ONCE, DELETED_ROWS_AT_ONCE
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import EntryId, LedgerId
@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 _OBJECTS_PER_RUN: Final = 10
 """Of a small run in the write cache: itself, its block, its numbers, and its ledger's lists."""
 _LEDGER_RECORDS_MAX: Final = 100_000
-"""Most ledger records in memory after a flush; beyond it those that the index has are dropped."""
+"""Most records in memory after a flush, of all directories; beyond it those of the index go."""
 _LEDGER_RECORD_BYTES: Final = 300
 """Of a record in memory, about: itself, its hash, its place in the dictionary."""
 
@@ -80,6 +80,7 @@ class DirectoryStore:
         entry_log_cached_bytes: int = 0,
         block_cache_bytes: int,
         open_logs_max: int = BOOKIE_OPEN_LOGS_MAX,
+        directories: int = 1,
     ) -> None:
         remove_unfinished(file_system, directory)
         # Any thread: never changed, or with locks of their own.
@@ -87,7 +88,7 @@ class DirectoryStore:
         self.index = index
         self.cache = WriteCache()
         self.lacking = Lacking(file_system, directory, index)
-        self._file_system = file_system
+        self._file_system, self._directories = file_system, directories
         self._reader = EntryLogReader(
             file_system, directory, direct=entry_log_cached_bytes == 0, open_logs_max=open_logs_max
         )
@@ -270,15 +271,15 @@ class DirectoryStore:
         return run
 
     def entry_page(self, ledger_id: LedgerId, first: EntryId, limit: int) -> EntryPage:
-        """What is held from ``first`` on: at most so many stretches, of at most so many rows."""
+        """What is held from ``first`` on: so many stretches, rows, and blocks that come in time."""
         # Cache before index (rule S7): an entry that moves meanwhile is listed twice, not missed.
         cached = [run for run in self.cache.runs_of(ledger_id) if run.last_entry >= first]
         rows = self.index.rows_from(ledger_id, first, limit + 1)
+        read, ends_at = partial(self.read_block, ledger_id), time.monotonic() + BOOKIE_READ_QUICK_S
         while True:
-            end = rows[limit].first_entry if len(rows) > limit else None
-            stored = stored_ranges(rows, partial(self.read_block, ledger_id))
             try:
-                return page_of(heapq.merge(ascending(cached), stored), first, limit, end)
+                stored, end = stored_ranges(rows, limit, read, lambda: time.monotonic() >= ends_at)
+                return page_of(ascending(cached, stored), first, limit, end)
             except CorruptionError:  # as in ``_stored_run``
                 before, rows = rows, self.index.rows_from(ledger_id, first, limit + 1)
                 if rows == before:
@@ -429,7 +430,7 @@ class DirectoryStore:
             stored, self._frozen_ledger_records = self._frozen_ledger_records, {}
             self._new_ledgers -= self._frozen_new_ledgers
             self._frozen_new_ledgers = 0
-            if len(self._ledger_records) > _LEDGER_RECORDS_MAX:
+            if len(self._ledger_records) > _LEDGER_RECORDS_MAX // self._directories:
                 # A new dict: ``ledger_record`` may be reading the old one. What changed since the
                 # freeze stays, as the index has it in an older form.
                 dropped, self._ledger_records = self._ledger_records, dict(self._dirty_ledgers)
@@ -455,7 +456,7 @@ class DirectoryStore:
         if place is not None and place.location is not None:
             location = run_log_location(*place.location, cached.block.length)
         else:
-            location = self.logs.append(run.ledger_id, cached.block)
+            location = self.logs.append(cached.block)
         self.moves()
         return IndexRow(run.first_entry, run.last_entry, location, run.entry_ids is not None)
 
@@ -466,34 +467,29 @@ class DirectoryStore:
         assert all(left.first_entry < right.first_entry for left, right in pairwise(found.rows)), (
             f"rows of ledger {run.ledger_id} are out of order: {found.rows}"
         )
-        stored = [
-            StoredRow(row.first_entry, self._stored_ids(run.ledger_id, row)) for row in found.rows
-        ]
-        for piece in plan_insert(run.ids(), stored, found.end):
-            part = take_range(run, piece.start, piece.stop)
-            row = self._write_part(cached, part)
+        ids, recent = run.ids(), RecentIds(partial(self._stored_block, run.ledger_id))
+        stored = [StoredRow(row.first_entry, recent.from_on(row, ids[0])) for row in found.rows]
+        for number, piece in enumerate(plan_insert(ids, stored, found.end)):
+            if cached.place is not None and cached.place.location is not None:
+                # It stays in the run log, and its rows reach up to the next row only.
+                first = EntryId(ids[piece.start])
+                row = self._write_run(cached)._replace(first_entry=first, is_part=number > 0)
+            else:
+                row = self._write_part(cached, take_range(run, piece.start, piece.stop))
             update.put_row(run.ledger_id, row)
             if piece.resumed_row >= 0:
                 before = found.rows[piece.resumed_row]
-                resumed = before._replace(first_entry=EntryId(piece.resume_at))
-                update.put_row(run.ledger_id, resumed)
+                first = EntryId(piece.resume_at)
+                update.put_row(run.ledger_id, before._replace(first_entry=first, is_part=True))
 
     def _write_part(self, cached: CachedRun, part: EntryRun) -> IndexRow:
-        """Put entries of a run that have none between them into the entry log; their row.
-
-        A run that is in the run log stays there, and its row reaches up to the next row only.
-        """
+        """Put entries of a run that have none between them into the entry log; their row."""
         if part is cached.run:
             return self._write_run(cached)
-        if cached.place is not None and cached.place.location is not None:
-            return self._write_run(cached)._replace(first_entry=part.first_entry)
         last_add_confirmed = cached.last_add_confirmed
         block = encode_run(part, last_add_confirmed)
         return self._write_run(CachedRun(part, last_add_confirmed, block))
 
-    def _stored_ids(self, ledger_id: LedgerId, row: IndexRow) -> range | list[int]:
-        """Entries of a row's block from the row's first entry on."""
-        if not row.is_sparse:
-            return range(row.first_entry, row.last_entry + 1)
+    def _stored_block(self, ledger_id: LedgerId, row: IndexRow) -> EntryRun:
         self.logs.make_readable(row.location.log_id)
-        return [e for e in self.read_block(ledger_id, row).ids() if e >= row.first_entry]
+        return self.read_block(ledger_id, row)

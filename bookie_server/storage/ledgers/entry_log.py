@@ -1,4 +1,4 @@
-"""Entry log files: blocks one behind the other, and a map of bytes by ledger at the end.
+"""Entry log files: blocks one behind the other.
 
     offset  bytes  field
     0       8      magic "SLELOG\\r\\n"
@@ -9,17 +9,9 @@
     4096    ..     blocks: records of type RUN whose sequence is log id << 32 | offset
 
 What is written at once starts and ends at multiples of 4096 bytes, zeros fill the space: no
-sector is written twice. A log that was closed in order goes on with records of type LEDGER_MAP
-(pairs of ledger id, 8 bytes, and bytes of its records, 8 bytes) and ends, without zeros between,
-with a footer:
-
-    0       8      magic "SLEMAP\\r\\n"
-    8       8      offset of the first LEDGER_MAP record
-    16      4      CRC32C of the 16 bytes above
-
-A log without a footer was cut short by a crash or a fault; its blocks are read all the same. Logs
-are never appended to after a restart. A block is where the index says, or the log is damaged: that
-is CorruptionError, never "no such entry" (rule S9).
+sector is written twice. Logs of older programs may have something else behind their last block,
+which nobody reads. Logs are never appended to after a restart. A block is where the index says, or
+the log is damaged: that is CorruptionError, never "no such entry" (rule S9).
 """
 
 from __future__ import annotations
@@ -48,7 +40,6 @@ from bookie_server.storage.fs.vfs import DIRECT_ALIGNMENT, TEMPORARY_SUFFIX, Fil
 from bookie_server.storage.index.base import BlockLocation
 from bookie_server.storage.journal.files import journal_path, read_file_header
 from bookie_server.storage.records import (
-    BODY_BYTES_MAX,
     RECORD_HEADER_BYTES,
     RecordType,
     pack_header,
@@ -58,20 +49,14 @@ from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import MIB
 from spark_ledger.limits.bookie import BOOKIE_OPEN_LOGS_MAX
 from spark_ledger.runs import EntryRun
-from spark_ledger.types import LedgerId
 
 _NAME = re.compile(r"entries-(\d{10})\.log")
 _HEAD = struct.Struct(">8sII")
-_FOOT = struct.Struct(">8sQ")
 _CRC = struct.Struct(">I")
-_PAIR = struct.Struct(">QQ")
 _HEAD_MAGIC: Final = b"SLELOG\r\n"
-_FOOT_MAGIC: Final = b"SLEMAP\r\n"
 _VERSION: Final = 1
 LOG_HEADER_BYTES: Final = DIRECT_ALIGNMENT
-FOOTER_BYTES: Final = _FOOT.size + _CRC.size
 _SEED: Final = 0
-_PAIRS_PER_RECORD: Final = BODY_BYTES_MAX // _PAIR.size
 _WRITE_BYTES: Final = 8 * MIB
 """Blocks are buffered up to this many bytes, and written by one call."""
 _DROP_BYTES: Final = 4 * MIB
@@ -127,7 +112,6 @@ class EntryLogWriter:
         self._cached_bytes = cached_bytes
         self._dropped_to = 0
         self.log_id = log_id
-        self.ledger_bytes: dict[LedgerId, int] = {}
         self._file_system = file_system
         self._path = log_path(directory, log_id)
         head = _HEAD.pack(_HEAD_MAGIC, _VERSION, log_id)
@@ -155,7 +139,7 @@ class EntryLogWriter:
         """Bytes of the log, buffered ones included."""
         return self._size
 
-    def append(self, ledger_id: LedgerId, block: Block) -> BlockLocation:
+    def append(self, block: Block) -> BlockLocation:
         """Add a block behind the others; it can be read after ``write_buffered``."""
         record_bytes = RECORD_HEADER_BYTES + block.length
         if self._size + record_bytes - self._written > _WRITE_BYTES:
@@ -167,7 +151,6 @@ class EntryLogWriter:
         self._buffers.append(header)
         self._buffers.extend(block.buffers)
         self._size += record_bytes
-        self.ledger_bytes[ledger_id] = self.ledger_bytes.get(ledger_id, 0) + record_bytes
         return BlockLocation(self.log_id, offset, block.length)
 
     def write_buffered(self) -> None:
@@ -175,7 +158,9 @@ class EntryLogWriter:
         if self._buffers:
             # To the end of the last sector with zeros: the next write starts in a sector of its
             # own, so it cannot tear blocks that the index names (rule S11).
-            self._pad_for(0)
+            zeros = -self._size % DIRECT_ALIGNMENT
+            self._buffers.append(_ZEROS[:zeros])
+            self._size += zeros
             assert self._written % DIRECT_ALIGNMENT == 0, f"a write starts at {self._written}"
             buffered = sum(map(len, self._buffers))
             assert self._written + buffered == self._size, "blocks are where they were promised"
@@ -194,35 +179,12 @@ class EntryLogWriter:
             self._dropped_to = drop_to
 
     def finish(self) -> None:
-        """Write the map and the footer, durably, and close the file."""
-        pairs = sorted(self.ledger_bytes.items())
-        bodies = [
-            b"".join(_PAIR.pack(*pair) for pair in pairs[start : start + _PAIRS_PER_RECORD])
-            for start in range(0, len(pairs) or 1, _PAIRS_PER_RECORD)
-        ]
-        self._pad_for(sum(RECORD_HEADER_BYTES + len(body) for body in bodies) + FOOTER_BYTES)
-        map_offset = self._size
-        for body in bodies:
-            sequence = self.log_id << 32 | self._size
-            crc = crc32c_value(body)
-            head = pack_header(RecordType.LEDGER_MAP, len(body), sequence, crc, _SEED)
-            self._buffers += [head, body]
-            self._size += len(head) + len(body)
-        foot = _FOOT.pack(_FOOT_MAGIC, map_offset)
-        self._buffers.append(foot + _CRC.pack(crc32c_value(foot)))
-        self._size += FOOTER_BYTES
-        assert self._size % DIRECT_ALIGNMENT == 0, "the footer is the end of the file"
+        """Make all blocks durable, and close the file."""
         self.sync()
         self._file.close()
 
-    def _pad_for(self, size: int) -> None:
-        """Put zeros behind the last block, so that ``size`` more bytes end at a boundary."""
-        zeros = -(self._size + size) % DIRECT_ALIGNMENT
-        self._buffers.append(_ZEROS[:zeros])
-        self._size += zeros
-
     def abandon(self, *, named_bytes: int) -> None:
-        """Close without a map. Behind ``named_bytes`` no block is in the index: the disk gets that
+        """Close as it is. Behind ``named_bytes`` no block is in the index: the disk gets that
         back, the whole file if there is none before it. Raises OSError."""
         self._file.close()
         if not named_bytes:

@@ -14,7 +14,6 @@ from bookie_server.storage.blocks import Block
 from bookie_server.storage.fs.vfs import FileSystem
 from bookie_server.storage.index.base import BlockLocation
 from bookie_server.storage.ledgers.entry_log import LOG_HEADER_BYTES, EntryLogWriter, log_ids
-from spark_ledger.types import LedgerId
 
 logger = logging.getLogger(__name__)
 
@@ -50,9 +49,9 @@ class EntryLogs:
         self._in_doubt: set[int] = set()
         self._next_log_id = max(highest_log, *log_ids(file_system, directory), 0) + 1
 
-    def append(self, ledger_id: LedgerId, block: Block) -> BlockLocation:
+    def append(self, block: Block) -> BlockLocation:
         """Put a block into the open log; it is durable after ``sync``."""
-        location = self._writer_for_block().append(ledger_id, block)
+        location = self._writer_for_block().append(block)
         self.bytes_written += block.length
         return location
 

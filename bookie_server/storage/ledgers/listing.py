@@ -7,9 +7,11 @@ as the ledger has entries. Runs and rows are taken in order, only as many as a p
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from bookie_server.storage.index.base import IndexRow
+from bookie_server.storage.ledgers.recent_blocks import RecentIds
 from bookie_server.storage.ledgers.stretches import stretches
 from spark_ledger.bookie_api import EntryPage
 from spark_ledger.runs import EntryRun
@@ -44,9 +46,13 @@ def page_of(
     return EntryPage(merged, end)
 
 
-def ascending(runs: Iterable[EntryRun]) -> Iterator[Range]:
-    """Stretches of all these runs, by their first entries; a run is looked into when it is its
-    turn, and not before."""
+def ascending(runs: Iterable[EntryRun], others: Iterable[Range] = ()) -> Iterator[Range]:
+    """Stretches of all these runs and ``others``, which ascend, by their first entries. A run is
+    looked into when it is its turn, and not before."""
+    return heapq.merge(_ascending(runs), others)
+
+
+def _ascending(runs: Iterable[EntryRun]) -> Iterator[Range]:
     waiting: list[tuple[EntryId, EntryId]] = []
     for run in sorted(runs, key=lambda each: each.first_entry):
         while waiting and waiting[0][0] <= run.first_entry:
@@ -58,14 +64,26 @@ def ascending(runs: Iterable[EntryRun]) -> Iterator[Range]:
 
 
 def stored_ranges(
-    rows: Sequence[IndexRow], read: Callable[[IndexRow], EntryRun]
-) -> Iterator[Range]:
-    """Stretches of entries that rows of a ledger name, one behind the other; ``read`` brings the
-    block of a row with gaps."""
-    for number, row in enumerate(rows, start=1):
-        end = rows[number].first_entry if number < len(rows) else row.last_entry + 1
+    rows: Sequence[IndexRow],
+    limit: int,
+    read: Callable[[IndexRow], EntryRun],
+    is_late: Callable[[], bool] = lambda: False,
+) -> tuple[list[Range], EntryId | None]:
+    """Stretches of entries that the first rows of a ledger name, and up to where that is; None: of
+    them all. So many rows, and no other one once there are so many stretches or it is late.
+
+    ``read`` brings the block of a row with gaps: of a striped ledger that is all its bytes. The
+    first row is always looked into, or nobody got on.
+    """
+    found: list[Range] = []
+    recent = RecentIds(read)
+    for number, row in enumerate(rows):
+        if number and (number == limit or len(found) >= limit or is_late()):
+            return found, row.first_entry
+        end = rows[number + 1].first_entry if number + 1 < len(rows) else row.last_entry + 1
         if row.is_sparse:
-            ids = read(row).ids()
-            yield from stretches([e for e in ids if row.first_entry <= e < end])
+            ids = recent.of(row)
+            found += stretches(ids[bisect_left(ids, row.first_entry) : bisect_left(ids, end)])
         else:
-            yield row.first_entry, EntryId(min(row.last_entry, end - 1))
+            found.append((row.first_entry, EntryId(min(row.last_entry, end - 1))))
+    return found, None

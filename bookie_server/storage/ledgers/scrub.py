@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from bookie_server.storage.ledgers.directory_scrub import DirectoryScrub, ScrubCounts
-from bookie_server.storage.ledgers.directory_space import Stopped
+from bookie_server.storage.ledgers.pacing import Pacer, Stopped
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits.storage import SCRUB_AGAIN_S, SCRUB_FIRST_S
 
@@ -72,7 +71,7 @@ class Scrubber:
         # Whoever scrubs; any thread reads it.
         self._last_failure = ""
         # Whoever scrubs.
-        self._read_until = 0.0
+        self._pacer = Pacer(self._stop)
         # Whoever starts and stops: one thread, before and after all others.
         self._thread: threading.Thread | None = None
 
@@ -107,7 +106,7 @@ class Scrubber:
     ) -> None:
         errors: list[OSError | CorruptionError] = []
         with self._pass_lock:
-            self._read_until = time.monotonic()
+            self._pacer.begin()
             for scrub in self._scrubs:
                 if not is_wanted(scrub):
                     continue
@@ -120,11 +119,7 @@ class Scrubber:
             raise errors[0]
 
     def _pace(self, byte_count: int) -> None:
-        """Wait until so much more may be read. Raises Stopped."""
-        now = time.monotonic()
-        self._read_until = max(now, self._read_until) + byte_count / self._bytes_per_s
-        if self._stop.wait(self._read_until - now):
-            raise Stopped
+        self._pacer.wait(byte_count, self._bytes_per_s)
 
     def _run(self) -> None:
         pause_s = SCRUB_FIRST_S

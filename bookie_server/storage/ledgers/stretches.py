@@ -18,14 +18,3 @@ def stretches(ids: Sequence[int]) -> list[tuple[EntryId, EntryId]]:
         else:
             ranges.append((entry_id, entry_id))
     return ranges
-
-
-def merge(ranges: list[tuple[EntryId, EntryId]]) -> list[tuple[EntryId, EntryId]]:
-    """The same entries as few, ascending stretches."""
-    merged: list[tuple[EntryId, EntryId]] = []
-    for first, last in sorted(ranges):
-        if merged and first <= merged[-1][1] + 1:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], last))
-        else:
-            merged.append((first, last))
-    return merged

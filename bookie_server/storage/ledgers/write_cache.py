@@ -100,6 +100,15 @@ class LedgerRuns:
                 return cached.run
         return None
 
+    def may_hold(self, first: EntryId, last: EntryId) -> bool:
+        """False only if no run holds any of these entries."""
+        number = bisect_right(self._firsts, last) - 1
+        if number >= 0 and self.ordered[number].run.last_entry >= first:
+            return True
+        firsts = self._overlapping_firsts
+        begin, end = bisect_left(firsts, first - self._overlapping_span), bisect_right(firsts, last)
+        return any(each.run.last_entry >= first for each in self.overlapping[begin:end])
+
 
 class Generation:
     """Runs by ledger, the bytes of their blocks, and about what they take in memory."""
@@ -243,6 +252,13 @@ class WriteCache:
             if found is None and self._frozen is not None:
                 found = self._frozen.find(ledger_id, entry_id)
             return found
+
+    def may_hold(self, ledger_id: LedgerId, first: EntryId, last: EntryId) -> bool:
+        """False only if no run holds any of these entries."""
+        with self._lock:
+            generations = [each for each in (self._active, self._placed, self._frozen) if each]
+            found = [each.ledgers.get(ledger_id) for each in generations]
+            return any(runs.may_hold(first, last) for runs in found if runs is not None)
 
     def runs_of(self, ledger_id: LedgerId) -> list[EntryRun]:
         """All runs of a ledger, in no order, duplicates included."""

@@ -34,6 +34,7 @@ from spark_ledger.metadata.zookeeper.handler import PollingHandler
 from spark_ledger.metadata.zookeeper.identity import StoreIdentity
 from spark_ledger.metadata.zookeeper.kazoo_api import Client, Result
 from spark_ledger.metadata.zookeeper.restored import is_older, newest_change
+from spark_ledger.tasks import in_thread
 
 T = TypeVar("T")
 
@@ -132,7 +133,7 @@ class Session:
     async def _end_client(self) -> None:
         if self._restarts:
             await asyncio.wait(self._restarts)
-        await asyncio.to_thread(_end, self.client)
+        await in_thread(_end, self.client)
 
     def on_lost(self, callback: Callable[[], None]) -> Subscription:
         """Call back when a session was lost and a new one stands."""
@@ -327,7 +328,7 @@ class Session:
         if not self._closed and self.client is old:  # there may be two reasons to replace it
             self.client = self._new_client()
             self.client.start_async()
-            await asyncio.to_thread(_end, old)
+            await in_thread(_end, old)
 
     def _is_same_session(self) -> bool:
         known = self.client.client_id

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from spark_ledger.client.caches import watch_cache
-from spark_ledger.errors import CorruptionError, DataLossError, NotFoundError
+from spark_ledger.errors import CorruptionError, DataLossError, NoSuchStreamError, NotFoundError
 from spark_ledger.limits.stream import COMMITS_KEPT_BYTES_MAX
 from spark_ledger.stream.commit.commit_nodes import CommitNodes
 from spark_ledger.stream.commit.history import History
@@ -299,8 +299,9 @@ class CommitLog:
         """The commit of a sink's newest transaction; without segments if it was truncated."""
         try:
             return await self.get(record.commit)
-        except DataLossError:
-            if record.commit >= (await self._nodes.head()).value.earliest_commit:
+        except (DataLossError, NotFoundError) as error:  # the node may outlive its segment list
+            head = (await self._nodes.head(latest=True)).value
+            if isinstance(error, NoSuchStreamError) or record.commit >= head.earliest_commit:
                 raise
             return Commit(
                 number=record.commit,

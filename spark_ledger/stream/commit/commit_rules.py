@@ -10,7 +10,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from spark_ledger.errors import ConflictError
-from spark_ledger.limits.stream import COMMIT_CLOCK_AHEAD_MS_MAX, COMMIT_TIME_RESETS_MAX
+from spark_ledger.limits.stream import (
+    COMMIT_CLOCK_AHEAD_MS_MAX,
+    COMMIT_TIME_RESETS_MAX,
+    KEY_FILTERS_BYTES_MAX,
+)
 from spark_ledger.stream.model import (
     UNPLACED,
     Commit,
@@ -64,10 +68,16 @@ class Proposal:
         """Which ledgers have its rows: a restored store may have given their ids again (T2)."""
         return {(segment.ledger_id, segment.incarnation) for segment in self.segments}
 
-    def with_segments(self, segments: tuple[Segment, ...]) -> Proposal:
+    @property
+    def has_key_filters(self) -> bool:
+        return any(each.statistics and each.statistics.key_filter for each in self.segments)
+
+    def with_segments(
+        self, segments: tuple[Segment, ...], filter_bytes: int = KEY_FILTERS_BYTES_MAX
+    ) -> Proposal:
         """The same proposal for these segments; numbers that they had are dropped, and their key
         filters made small enough for one commit (rule T28)."""
-        known = fitted([segment.statistics for segment in segments])
+        known = fitted([segment.statistics for segment in segments], filter_bytes)
         loose = [
             replace(segment, number=UNPLACED, statistics=each)
             for segment, each in zip(segments, known, strict=True)

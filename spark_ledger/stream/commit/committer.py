@@ -29,13 +29,14 @@ from spark_ledger.errors import (
 from spark_ledger.limits import KIB
 from spark_ledger.limits.entries import ENTRY_PAYLOAD_BYTES_MAX
 from spark_ledger.limits.metadata import METADATA_ATTEMPTS
-from spark_ledger.limits.stream import LEDGERS_NAMED_BY_COMMIT_MAX
+from spark_ledger.limits.stream import LEDGERS_NAMED_BY_COMMIT_MAX, SEGMENT_LISTS_BYTES_MAX
 from spark_ledger.metadata.base import Check, Create, Operation, Put
 from spark_ledger.stream.commit.commit_log import CommitLog
 from spark_ledger.stream.commit.commit_rules import AlreadyApplied, Apply, Proposal, decide
 from spark_ledger.stream.commit.existing import ExistingLedgers, refuse_dropping
 from spark_ledger.stream.commit.head_reader import HeadReader
 from spark_ledger.stream.commit.new_schemas import with_new_schemas
+from spark_ledger.stream.commit.proposals import with_list_within
 from spark_ledger.stream.commit.readings import Reading, Readings
 from spark_ledger.stream.commit.sealer import Sealer
 from spark_ledger.stream.concurrency import run_all
@@ -46,7 +47,7 @@ from spark_ledger.stream.ledgers import (
     Ledgers,
     OpenLedger,
     drop_unnamed,
-    ledger_tags,
+    new_ledger,
     written,
 )
 from spark_ledger.stream.model import Commit, StreamConfig
@@ -165,6 +166,9 @@ class Attempt:
     def __init__(self, committer: Committer, proposal: Proposal, *, together: int = 1) -> None:
         """``together``: how many commits share the transaction, and so what it may have."""
         self._list_bytes_max = SEGMENT_LIST_NODE_BYTES_MAX // together
+        if not proposal.may_grow:  # then the transaction has no configurations
+            share = SEGMENT_LISTS_BYTES_MAX // together
+            self._list_bytes_max = min(SEGMENT_LIST_NODE_BYTES_MAX, share)
         self._ledgers_max = max(1, LEDGERS_NAMED_BY_COMMIT_MAX // together)
         self._committer = committer
         self._nodes, self._schemas = committer.nodes, committer.schemas
@@ -454,17 +458,11 @@ class Attempt:
 
         The list has no segment numbers, so it stays right whatever number the commit gets.
         """
-        data = codec.encode_segment_list(self._proposal.segments)
+        self._proposal, data = with_list_within(self._proposal, self._list_bytes_max)
         if len(data) <= self._list_bytes_max:
             return
-        config = self._schemas.config
-        writer = await self._committer.ledgers.create_ledger(
-            ensemble_size=config.quorums.ensemble_size,
-            write_quorum=config.quorums.write_quorum,
-            ack_quorum=config.quorums.ack_quorum,
-            custom_metadata=ledger_tags(config.name, config.stream_id, PURPOSE_SEGMENT_LIST),
-            until_named=True,
-        )
+        ledgers, config = self._committer.ledgers, self._schemas.config
+        writer = await new_ledger(ledgers, config, PURPOSE_SEGMENT_LIST)
         self._list_ledger = writer
         size = ENTRY_PAYLOAD_BYTES_MAX // 4
         parts = [data[start : start + size] for start in range(0, len(data), size)]

@@ -21,22 +21,25 @@ class HeadReader:
         """The stream has this head, as a transaction over this connection has told."""
         self._history.saw(head, over)
 
-    async def read(self) -> Versioned[Head]:
-        """The head. Raises NoSuchStreamError if the stream is gone, or another has its name, and
+    async def read(self, *, latest: bool = False) -> Versioned[Head]:
+        """The head; ``latest``: none older than this call.
+
+        Raises NoSuchStreamError if the stream is gone, or another has its name, and
         MetadataRestoredError if the head went back, or has other commits than were seen: a reader
         that went on would pass over the commits that get these numbers, a writer would go on
-        behind a hole (rule T5)."""
+        behind a hole (rule T5).
+        """
         while True:
             over = OneConnection(self._nodes.store)
-            head = await self._find()
+            head = await self._find(latest=latest)
             await self._history.check()
             if not over.has_ended:  # else it may be of before a restore
                 self._history.saw(head.value, over)
                 return head
 
-    async def _find(self) -> Versioned[Head]:
+    async def _find(self, *, latest: bool) -> Versioned[Head]:
         seen = self._history.commits_seen
-        head = await self._nodes.head()
+        head = await self._nodes.head(latest=latest)
         if head.value.stream_id == self._stream_id and head.value.next_commit < seen:
             head = await self._nodes.head(latest=True)  # a server may only lag behind
         if head.value.stream_id != self._stream_id:

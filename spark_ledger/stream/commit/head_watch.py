@@ -87,10 +87,11 @@ class HeadWatch:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    async def read(self) -> Head:
-        """Read the head from the store. Raises as ``HeadReader.read``."""
+    async def read(self, *, latest: bool = False) -> Head:
+        """Read the head from the store; ``latest``: none older than this call. Raises as
+        ``HeadReader.read``."""
         before = self._changed
-        head = (await self.heads.read()).value
+        head = (await self.heads.read(latest=latest)).value
         if before is self._changed:
             self._head = head  # otherwise it changed meanwhile, and this may be the old one
         return head

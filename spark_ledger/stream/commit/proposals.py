@@ -7,7 +7,9 @@ import uuid
 import pyarrow as pa
 
 from spark_ledger.errors import ConfigurationError
+from spark_ledger.limits.stream import KEY_FILTERS_BYTES_MAX
 from spark_ledger.stream.commit.commit_rules import Proposal
+from spark_ledger.stream.format import codec
 from spark_ledger.stream.format.arrow_types import AsyncRows
 from spark_ledger.stream.format.schema import canonical_schema
 
@@ -45,3 +47,16 @@ def new_proposal(
 def columns_of(data: AsyncRows) -> pa.Schema | None:
     """The columns of data in memory, which count also without rows; None for data to come."""
     return data.schema if isinstance(data, pa.RecordBatch | pa.Table) else None
+
+
+def with_list_within(proposal: Proposal, bytes_max: int) -> tuple[Proposal, bytes]:
+    """The proposal with the list of its segments, which is so long at most if smaller key filters
+    help: without one a reader looks into a segment, and a ledger for the list stays as long as the
+    commit (rule T28). If nothing helps, the proposal as it is."""
+    found, filter_bytes = proposal, KEY_FILTERS_BYTES_MAX
+    data = whole = codec.encode_segment_list(proposal.segments)
+    while len(data) > bytes_max and found.has_key_filters:
+        filter_bytes //= 4
+        found = proposal.with_segments(proposal.segments, filter_bytes)
+        data = codec.encode_segment_list(found.segments)
+    return (found, data) if len(data) <= bytes_max else (proposal, whole)

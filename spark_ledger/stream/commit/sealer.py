@@ -38,8 +38,8 @@ from spark_ledger.stream.ledgers import (
     Ledgers,
     OpenLedger,
     drop_unnamed,
-    ledger_tags,
     named_as_made,
+    new_ledger,
     written,
 )
 from spark_ledger.stream.manifest.format import encode_index, encode_leaf, encode_root
@@ -354,14 +354,7 @@ class Sealer:
             return await self._create_with(own)
 
     async def _create_with(self, quorums: Quorums) -> OpenLedger:
-        config = self._schemas.config
-        return await self._ledgers.create_ledger(
-            ensemble_size=quorums.ensemble_size,
-            write_quorum=quorums.write_quorum,
-            ack_quorum=quorums.ack_quorum,
-            custom_metadata=ledger_tags(config.name, config.stream_id, PURPOSE_MANIFEST),
-            until_named=True,
-        )
+        return await new_ledger(self._ledgers, self._schemas.config, PURPOSE_MANIFEST, quorums)
 
     async def _replace(
         self,

@@ -262,11 +262,6 @@ def read_header(payload: bytes, where: str) -> EntryHeader:
     return EntryHeader(schema_version, rows, code)
 
 
-def decode_entry(payload: bytes, schema: pa.Schema, where: str) -> pa.RecordBatch:
-    """The batch in an entry; ``schema`` is that of its schema version. See ``EntryDecoder``."""
-    return EntryDecoder(schema).decode(payload, where)
-
-
 class EntryDecoder:
     """Turns entries of one schema version into batches.
 

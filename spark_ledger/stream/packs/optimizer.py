@@ -32,8 +32,8 @@ from spark_ledger.stream.ledgers import (
     Ledgers,
     OpenLedger,
     drop_unnamed,
-    ledger_tags,
     named_as_made,
+    new_ledger,
     written,
 )
 from spark_ledger.stream.model import Commit, SegmentRange
@@ -45,7 +45,9 @@ from spark_ledger.stream.reader import RangeReader
 from spark_ledger.stream.retention.handle import StreamRetention
 
 _COMMITS_AT_ONCE: Final = 1000
-"""Commits that are looked up at a time."""
+_SEGMENTS_AT_ONCE: Final = 100_000
+"""Commits that are looked up at a time, 30 MB, or one commit. The keeper does that for each stream
+that was optimized once, whatever its commits are, in a process beside a bookie."""
 
 _NAME_ATTEMPTS: Final = 20
 _NAME_DELAY_S: Final = 0.05
@@ -174,8 +176,21 @@ class Optimizer:
             gaps = [n for n, (a, b) in enumerate(pairwise(numbers), 1) if a + 1 != b]
             for low, high in pairwise([0, *gaps, len(numbers)]):
                 if low < high:
-                    for commit in await self._log.range(numbers[low], numbers[high - 1] + 1):
-                        yield commit
+                    async with aclosing(self._some(numbers[low], numbers[high - 1] + 1)) as some:
+                        async for commit in some:
+                            yield commit
+
+    async def _some(self, first: int, end: int) -> AsyncGenerator[Commit, None]:
+        """Commits ``first`` .. ``end - 1``, in parts of so many segments at most, or one commit."""
+        while first < end:
+            begin, behind = (await self._log.get(first)).first_segment, end
+            while behind > first + 1:
+                if (await self._log.get(behind - 1)).end_segment - begin <= _SEGMENTS_AT_ONCE:
+                    break
+                behind = first + (behind - first) // 2
+            for commit in await self._log.range(first, behind):
+                yield commit
+            first = behind
 
     async def _pack(self, commits: Sequence[Commit], copying: _Copying | None) -> Packed:
         segments = [segment for commit in commits for segment in commit.segments]
@@ -204,14 +219,7 @@ class Optimizer:
     async def _write(self, commits: Sequence[Commit], copying: _Copying) -> tuple[Pack, OpenLedger]:
         """A closed ledger with the rows of commits and its index, all confirmed (rule T23)."""
         config = self._schemas.config
-        quorums = config.quorums
-        ledger = await self._ledgers.create_ledger(
-            ensemble_size=quorums.ensemble_size,
-            write_quorum=quorums.write_quorum,
-            ack_quorum=quorums.ack_quorum,
-            custom_metadata=ledger_tags(config.name, config.stream_id, PURPOSE_PACK),
-            until_named=True,
-        )
+        ledger = await new_ledger(self._ledgers, config, PURPOSE_PACK)
         copy = _Copy(ledger, copying.pace)
         try:
             async with written(self._ledgers, ledger):

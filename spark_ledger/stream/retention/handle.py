@@ -32,8 +32,9 @@ from spark_ledger.stream.positions import Position, parse_position
 from spark_ledger.stream.retention.deletions import Deletions
 from spark_ledger.stream.retention.format import encode_holds
 from spark_ledger.stream.retention.held import read_holds
+from spark_ledger.stream.retention.live_names import LiveNames
 from spark_ledger.stream.retention.names import LedgerCounts, Replaced, count_ledgers
-from spark_ledger.stream.retention.reclaim import LiveNames, Reclaimer
+from spark_ledger.stream.retention.reclaim import Reclaimer
 from spark_ledger.stream.retention.rules import Hold, first_held, truncated
 from spark_ledger.stream.retention.search import first_kept, first_not_before
 from spark_ledger.stream.retention.tries import Tries

@@ -7,6 +7,7 @@ two at once: what it found is found again, and a deletion is a transaction that 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Final, NamedTuple
 
@@ -23,22 +24,23 @@ from spark_ledger.limits.metadata import METADATA_ATTEMPTS
 from spark_ledger.limits.stream import (
     DROPPED_PER_STEP,
     DROPPING_LEDGERS_MAX,
-    LIVE_NAMES_MAX,
+    LOOKS_AT_ONCE,
     MERGED_LEDGERS_PER_SWEEP,
 )
 from spark_ledger.metadata.base import Check, Operation, Put
 from spark_ledger.stream.commit.commit_log import CommitLog, NamedLedgers
-from spark_ledger.stream.ledgers import TAG_STREAM_ID
+from spark_ledger.stream.concurrency import run_all
 from spark_ledger.stream.manifest.format import encode_root
 from spark_ledger.stream.manifest.tree import ManifestRoot
 from spark_ledger.stream.model import Head, StreamConfig
-from spark_ledger.stream.nodes import COMMITS_PER_BUCKET, StreamNodes
+from spark_ledger.stream.nodes import StreamNodes
 from spark_ledger.stream.packs.format import encode_packs
 from spark_ledger.stream.packs.model import Packs
 from spark_ledger.stream.packs.store import PackStore
 from spark_ledger.stream.retention.deletions import Deletions
+from spark_ledger.stream.retention.live_names import LiveNames
 from spark_ledger.stream.retention.names import ReadNames, names_of, read_names
-from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
+from spark_ledger.types import TAG_STREAM_ID, LedgerId, LedgerMetadata, Versioned
 
 logger = logging.getLogger(__name__)
 
@@ -48,61 +50,6 @@ _FORMER: Final = -1
 Listing = Callable[[Sequence[LedgerId]], Awaitable[Versioned[StreamConfig]]]
 """Puts ledgers on the list of the configuration, in place of those there; the version with them.
 Raises ConflictError if the configuration changed meanwhile."""
-
-
-class LiveNames:
-    """The last commit that names each ledger, of one stream's commits from some number on.
-
-    All commits are read once, and then those that were made since. If there are more ledgers than
-    may be kept, all commits are read each time. Commits that are in packs need none of the ledgers
-    that they name (rule T25).
-    """
-
-    def __init__(self, kept_max: int = LIVE_NAMES_MAX) -> None:
-        self._kept_max = kept_max
-        self._last: dict[LedgerId, int] = {}
-        self._next_commit: int | None = None
-        self._packs = Packs()
-        self.looked_upto = 0
-        """Dropped commits below it were looked at, also behind one whose ledger waits; ``left_at``:
-        from which of them on, a step's worth each, some more were left."""
-        self.left_at: set[int] = set()
-        self.told: set[str] = set()
-        """What of dropped commits cannot be read, and why, as far as the log has named it."""
-
-    async def named(
-        self,
-        log: CommitLog,
-        ledger_ids: Collection[LedgerId],
-        first: int,
-        end: int,
-        packs: Packs = Packs(),  # noqa: B008 - it never changes
-        earliest: int = 0,
-    ) -> set[LedgerId]:
-        """Those of the ledgers that commits ``first`` .. ``end - 1`` name and need.
-
-        Commits below ``earliest`` were dropped, and are not given back yet: such a one that cannot
-        be read needs nothing.
-        """
-        wanted = set(ledger_ids)
-        if packs != self._packs:
-            self._packs, self._last, self._next_commit = packs, {}, None
-        begin = first if self._next_commit is None else max(first, self._next_commit)
-        for start in range(begin, end, COMMITS_PER_BUCKET):
-            numbers = packs.numbers_outside(start, min(start + COMMITS_PER_BUCKET, end))
-            dropped = [number for number in numbers if number < earliest]
-            found = (await read_names(log, dropped)).named if dropped else {}
-            if len(numbers) > len(dropped):
-                found |= await log.ledgers(numbers[len(dropped) :])
-            for number, named in found.items():
-                kept = named.rows if self._kept_max else named.rows & wanted
-                self._last.update(dict.fromkeys(kept, number))
-        self._next_commit = max(begin, end)
-        self._last = {each: last for each, last in self._last.items() if last >= first}
-        needed = {each for each in wanted if each in self._last}
-        if len(self._last) > self._kept_max or not self._kept_max:
-            self._kept_max, self._last, self._next_commit = 0, {}, None
-        return needed
 
 
 class Reclaimed(NamedTuple):
@@ -142,8 +89,9 @@ class Reclaimer:
         self._behind: int | None = None
         """Where the rows of commits go on behind one whose ledger cannot be deleted yet."""
 
-    async def step(self, upto: int) -> Reclaimed:
-        """Give back the space of commits below ``upto``, which were dropped, or of some of them.
+    async def step(self, upto: int, may_go_on: Callable[[], bool] = lambda: True) -> Reclaimed:
+        """Give back the space of commits below ``upto``, which were dropped, or of some of them, as
+        long as there is time.
 
         Raises ConflictError if the configuration, the root or a ledger changed meanwhile, and what
         the metadata store and bookies raise: a later step begins where this one did.
@@ -163,15 +111,15 @@ class Reclaimer:
         if before is None:  # of the former format: now it has a root
             return Reclaimed(0, 0, is_done=upto == 0)
         if self._behind is not None:
-            return await self._step_behind(self._behind, upto, head)
+            return await self._step_behind(self._behind, upto, head, may_go_on)
         root = before.value
         end = min(upto, first + DROPPED_PER_STEP)
         if first >= end and not any(root.is_dropped(page) for page in root.pages()):
             return Reclaimed(0, 0, is_done=True)
-        named, unread = await self._named(first, end)
-        left = await self._delete_rows(named, range(end, head.next_commit), self._names, head)
+        if not may_go_on():
+            return Reclaimed(0, 0, is_done=False)
+        named, wait, end = await self._free_rows(first, end, head, may_go_on)
         # What is left, because its writer has it open, is found again from its first commit on.
-        wait = {n for n, each in named.items() if each.rows & left}.union(unread)
         dropped = min(wait, default=max(first, end))
         lists = {each.segment_list: n for n, each in named.items() if n < dropped}
         left = await self._delete_all(each for each in lists if each is not None)
@@ -186,7 +134,9 @@ class Reclaimer:
         self._behind = end if dropped < end < upto else None
         return Reclaimed(self._deleted, dropped - first, is_done=end >= upto)
 
-    async def _step_behind(self, behind: int, upto: int, head: Head) -> Reclaimed:
+    async def _step_behind(
+        self, behind: int, upto: int, head: Head, may_go_on: Callable[[], bool]
+    ) -> Reclaimed:
         """Delete ledgers of rows behind a commit that waits, perhaps for ever: its ledger is open,
         or nobody can read what it names. What leads to them stays (rule T18): these commits are
         looked at again when the root comes to them.
@@ -198,14 +148,26 @@ class Reclaimer:
         start = min(again, default=max(behind, names.looked_upto))
         end = min(upto, start + DROPPED_PER_STEP)
         if start < end:
-            named, unread = await self._named(start, end)
-            left = await self._delete_rows(named, range(end, head.next_commit), names, head)
-            wait = {n for n, each in named.items() if each.rows & left}.union(unread)
+            _, wait, end = await self._free_rows(start, end, head, may_go_on)
             first = sorted(wait)[:1]
             names.left_at = names.left_at.difference(range(start, end)).union(first)
             names.looked_upto = max(names.looked_upto, end)
         self._behind = end if end < upto else None
         return Reclaimed(self._deleted, 0, is_done=end >= upto)
+
+    async def _free_rows(
+        self, first: int, end: int, head: Head, may_go_on: Callable[[], bool]
+    ) -> tuple[dict[int, NamedLedgers], set[int], int]:
+        """Delete the ledgers of rows of dropped commits: what these name, which of them wait, and
+        the end of those for which there was time."""
+        named, unread = await self._named(first, end)
+        live, names = range(end, head.next_commit), self._names
+        left, rest = await self._delete_rows(named, live, names, head, may_go_on)
+        wait = {n for n, each in named.items() if each.rows & left}.union(unread)
+        if rest:
+            end = min(n for n, each in named.items() if each.rows & rest)
+            names.left_at.add(end)
+        return named, {n for n in wait if n < end}, end
 
     async def _named(self, first: int, end: int) -> ReadNames:
         """The ledgers that dropped commits name, and which of these commits cannot be read."""
@@ -255,8 +217,8 @@ class Reclaimer:
             head = (await self._nodes.head(latest=True)).value
             named, unread = await self._named(max(pack.first, dropped), pack.end)
             live = range(dropped, head.next_commit)
-            left = await self._delete_rows(named, live, LiveNames(), head)
-            if not left and not unread:
+            left, rest = await self._delete_rows(named, live, LiveNames(), head, may_go_on)
+            if not left and not rest and not unread:
                 packs = await self._write_packs(packs, packs.value.freed(pack))
         return self._deleted
 
@@ -324,10 +286,18 @@ class Reclaimer:
         return Versioned(after, before.version + 1)
 
     async def _delete_rows(
-        self, named: dict[int, NamedLedgers], live: range, names: LiveNames, head: Head
-    ) -> set[LedgerId]:
-        """Delete ledgers of rows that no commit of ``live``, or a later one, needs; those that are
-        left. ``head`` says which commits are dropped."""
+        self,
+        named: dict[int, NamedLedgers],
+        live: range,
+        names: LiveNames,
+        head: Head,
+        may_go_on: Callable[[], bool],
+    ) -> tuple[set[LedgerId], set[LedgerId]]:
+        """Delete ledgers of rows that no commit of ``live``, or a later one, needs; those that
+        wait, and those for which there was no time. ``head`` says which commits are dropped.
+
+        Some are deleted in any case: who has a turn goes on, however long it is to look.
+        """
         packs, log, earliest = self._packs, self._log, head.earliest_commit
         candidates = set[LedgerId]().union(*(each.rows for each in named.values()))
         candidates -= await names.named(log, candidates, live.start, live.stop, packs, earliest)
@@ -337,20 +307,33 @@ class Reclaimer:
             return await names.named(log, ledger_ids, live.start, newest, packs, earliest)
 
         left: set[LedgerId] = set()
+        rest = deque(sorted(candidates))
+        while rest:
+            if free := await self._next_closed(rest, left):
+                left |= await self._delete_listed(free, named_since)
+            if rest and not may_go_on():
+                break
+        return left, set(rest)
+
+    async def _next_closed(
+        self, rest: deque[LedgerId], left: set[LedgerId]
+    ) -> list[Versioned[LedgerMetadata]]:
+        """Take ledgers from ``rest`` until there are as many closed ones as may be listed; those.
+        Others are added to ``left``."""
         free: list[Versioned[LedgerMetadata]] = []
-        for ledger_id in sorted(candidates):
-            ledger = await self._look(ledger_id, left)
-            if ledger is None:
-                continue
-            if ledger.value.is_closed and len(free) < DROPPING_LEDGERS_MAX:
-                free.append(ledger)
-                continue
-            left.add(ledger_id)
-            if not ledger.value.is_closed and not ledger.value.owner:
-                await self._deletions.recover(ledger_id)  # it is in no index: nobody else would
-        if free:
-            left |= await self._delete_listed(free, named_since)
-        return left
+        while rest and len(free) < DROPPING_LEDGERS_MAX:
+            count = min(len(rest), LOOKS_AT_ONCE, DROPPING_LEDGERS_MAX - len(free))
+            part = [rest.popleft() for _ in range(count)]
+            for ledger in await run_all(self._look(each, left) for each in part):
+                if ledger is None:
+                    continue
+                if ledger.value.is_closed:
+                    free.append(ledger)
+                    continue
+                left.add(ledger.value.ledger_id)
+                if not ledger.value.owner:  # it is in no index: nobody else would
+                    await self._deletions.recover(ledger.value.ledger_id)
+        return free
 
     async def _delete_listed(
         self,

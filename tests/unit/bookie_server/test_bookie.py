@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from bookie_server import bookie
 from bookie_server.storage.blocks import RUN_ENTRIES_MAX, RUN_FRAMES_BYTES_MAX
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
 from spark_ledger.runs import EntryRun
@@ -156,6 +157,18 @@ def test_a_fence_is_answered_once_it_is_durable(machine: Machine, files: MemoryF
     assert first == second == [(OK, "")]
     assert machine.start_fence(7) == [(OK, "")], "durable already: at once"
     assert machine.bookie.stats().journal.records == 1
+
+
+def test_fences_of_recoveries_that_have_left_are_few_while_the_journal_hangs(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that cannot end asks every few seconds, and each of its questions waits for the sync."""
+    monkeypatch.setattr(bookie, "BOOKIE_FENCES_MAX", 3)
+    asked = [machine.start_fence(7) for _ in range(5)]
+    assert [answers[0][0] for answers in asked if answers] == [BookieStatus.TOO_MANY_REQUESTS] * 2
+    machine.settle()
+    assert [answers[0][0] for answers in asked[:3]] == [OK] * 3
+    assert machine.fence(7) is OK
 
 
 def test_an_add_before_the_fence_is_kept(machine: Machine) -> None:

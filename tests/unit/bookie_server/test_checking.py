@@ -75,7 +75,7 @@ def test_dump_tells_blocks_that_were_given_back(
     files = PosixFileSystem()
     file = EntryLogWriter(files, tmp_path, 1)
     blocks = [encode_run(make_run(ledger_id, [0], 40 * KIB), EntryId(-1)) for ledger_id in (2, 4)]
-    dead, _alive = [file.append(LedgerId(2 * n + 2), block) for n, block in enumerate(blocks)]
+    dead, _alive = [file.append(block) for block in blocks]
     file.finish()
     path = block_path(tmp_path, dead)
     hole = hole_in(dead)

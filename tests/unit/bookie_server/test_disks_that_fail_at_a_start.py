@@ -14,8 +14,9 @@ import pytest
 from bookie_server.config import BookieConfig
 from bookie_server.exit_codes import EXIT_FATAL, EXIT_REFUSED
 from bookie_server.opening import open_bookie
+from bookie_server.process import _exit_code
 from bookie_server.registration import is_formatted
-from bookie_server.server import BookieServer, _exit_code
+from bookie_server.server import BookieServer
 from bookie_server.storage.config import StorageConfig
 from bookie_server.storage.cookie import format_directories, lock_directories
 from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation

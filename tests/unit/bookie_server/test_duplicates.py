@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
+from bookie_server.storage.index.base import IndexRow
 from bookie_server.storage.ledgers.entry_log import LOG_HEADER_BYTES, log_path
 from spark_ledger.errors import CorruptionError
 from spark_ledger.runs import EntryRun
-from spark_ledger.types import BookieStatus, EntryId
+from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from tests.unit.bookie_server.storage.support import (
     LEDGERS,
     Answer,
@@ -189,6 +190,51 @@ def test_held_entry_that_cannot_be_read_is_an_io_error(files: MemoryFileSystem) 
     machine.flush()
     files.damage(log_path(LEDGERS[1], 1), LOG_HEADER_BYTES + 80, b"\xff\xff")
     assert send(machine, make_run(7, [0, 1]))[0] is BookieStatus.IO_ERROR
+
+
+@pytest.mark.parametrize("flushes", [False, True])
+@pytest.mark.parametrize(
+    ("held", "asks_max"),
+    [
+        pytest.param([5000], 2, id="later-fragment"),
+        pytest.param([0, 1999, 2002, 5000], 2, id="around"),
+        pytest.param([3999, 5000], 2000, id="its-last-one"),
+        pytest.param([2100, 5000], 128 + 2, id="one-of-them"),
+        pytest.param([10, 2100, 5000], 128 + 2, id="one-behind-others"),
+    ],
+)
+def test_run_of_which_little_is_held_is_not_looked_for_entry_by_entry(
+    files: MemoryFileSystem,
+    monkeypatch: pytest.MonkeyPatch,
+    held: list[int],
+    asks_max: int,
+    *,
+    flushes: bool,
+) -> None:
+    """Repair copies an older fragment to a bookie of the next one: thousands of entries in a run,
+    and a look into the index for each of them keeps the service for a second."""
+    machine = Machine(files)
+    for each in held:
+        assert machine.add(7, [each]) is OK
+        if flushes:
+            machine.flush()
+    run = make_run(7, range(2000, 4000) if held[0] != 0 else [2000, 2001])
+    before = machine.held(7)
+    for each in set(held) & set(run.ids()):
+        assert send(machine, with_other_entry(run, each), recovery=True)[0] is CONFLICT
+    index, asked = machine.bookie._storage.store_of(LedgerId(7)).index, list[EntryId]()
+    row_at = index.row_at
+
+    def counted(ledger_id: LedgerId, entry_id: EntryId) -> IndexRow | None:
+        asked.append(entry_id)
+        return row_at(ledger_id, entry_id)
+
+    monkeypatch.setattr(index, "row_at", counted)
+    assert send(machine, run, recovery=True) == (OK, "")
+    assert len(asked) <= asks_max
+    assert machine.held(7) == before | expected(7, run.ids())
+    machine.flush()
+    assert Machine(files.crash_clone(None)).held(7) == before | expected(7, run.ids())
 
 
 def test_new_entries_of_a_writer_ask_no_index(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bookie_server import exit_codes, server
+from bookie_server import exit_codes, process, server
 from bookie_server.__main__ import main
 from bookie_server.config import parse
 from bookie_server.exit_codes import (
@@ -104,7 +104,7 @@ def test_error_of_a_run_is_a_line_and_the_code_of_the_readme(
         raise error
 
     monkeypatch.setattr(BookieServer, "run", fails)
-    monkeypatch.setattr(server, "set_up_process", lambda: None)
+    monkeypatch.setattr(process, "set_up_process", lambda: None)
     ended: list[int] = []
     (tmp_path / "bookie.toml").write_text(CONFIG)
     assert main(["--config", str(tmp_path / "bookie.toml")], ended.append) == code
@@ -126,7 +126,7 @@ def test_storage_that_fails_before_the_bookie_serves_is_restarted(
         raise AssertionError("it does not wait any more")
 
     monkeypatch.setattr(BookieServer, "run", fails)
-    monkeypatch.setattr(server, "set_up_process", lambda: None)
+    monkeypatch.setattr(process, "set_up_process", lambda: None)
     (tmp_path / "bookie.toml").write_text(CONFIG)
     assert main(["--config", str(tmp_path / "bookie.toml")]) == EXIT_FATAL
 
@@ -145,8 +145,9 @@ def test_directories_that_cannot_be_made_are_refused_in_one_line(
     async def open_store(_uri: str, **_options: object) -> MemoryMetadataStore:
         return tree.open_session()
 
-    monkeypatch.setattr(server, "open_store", open_store)
-    monkeypatch.setattr(server, "set_up_process", lambda: None)
+    for module in (server, process):
+        monkeypatch.setattr(module, "open_store", open_store)
+    monkeypatch.setattr(process, "set_up_process", lambda: None)
     (tmp_path / "plain").write_text("a file where a directory is to be")
     text = 'bookie_id = "b1"\n' + CONFIG.replace('"j"', '"plain/j"')
     (tmp_path / "bookie.toml").write_text(text)
@@ -164,12 +165,12 @@ def test_signal_before_the_bookie_serves_is_no_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def stopped(_server: BookieServer) -> int:
-        raise server._Stopped
+        raise server.Stopped
 
     monkeypatch.setattr(BookieServer, "run", stopped)
     config = parse(CONFIG, tmp_path / "bookie.toml")
     made = BookieServer(config, ready_file=None, format_if_new=False)
-    assert asyncio.run(server._exit_code(made)) == EXIT_OK
+    assert asyncio.run(process._exit_code(made)) == EXIT_OK
 
 
 @pytest.mark.parametrize("option", ["--format-only", "--relocate"])
@@ -208,9 +209,9 @@ def test_work_without_serving_says_what_it_did_or_why_not(
             return "bookie b1 is in j, l"
         return Cookie(1, "c", "b1", "j", ("l",), "journal")
 
-    monkeypatch.setattr(server, "open_store", open_store)
-    monkeypatch.setattr(server, "format_new", work)
-    monkeypatch.setattr(server, "relocate", work)
+    monkeypatch.setattr(process, "open_store", open_store)
+    monkeypatch.setattr(process, "format_new", work)
+    monkeypatch.setattr(process, "relocate", work)
     text = 'metadata_wait_s = 3.0\nrack_file = "none"\n' + CONFIG
     (tmp_path / "bookie.toml").write_text(text)
     assert main(["--config", str(tmp_path / "bookie.toml"), option]) == code

@@ -250,6 +250,24 @@ def test_late_look_keeps_no_more_than_a_message(
     machine.close()
 
 
+@pytest.mark.parametrize(("age_s", "kept"), [(1.0, 1), (1000.0, 0)])
+def test_what_a_late_look_has_read_goes_if_nobody_comes_for_it(
+    disk: HangingReads, age_s: float, kept: int
+) -> None:
+    """There is one for each directory, of many megabytes."""
+    machine = holding(disk)
+    disk.goes_on.clear()
+    assert machine.add(HUNG, [0], size=2000) is BUSY
+    machine.flush()
+    disk.end()
+    (late,) = machine.bookie._held._late.values()
+    assert late.answer.result(10) is True
+    late.ended_at -= age_s
+    machine.flush()
+    assert len(late.met) == kept
+    machine.close()
+
+
 def test_held_entries_are_busy_while_no_thread_is_to_be_had(
     disk: HangingReads, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bookie_server import server
+from bookie_server import process, server
 from bookie_server.daemon_thread import in_daemon_thread
 from bookie_server.exit_codes import (
     EXIT_FAILED,
@@ -67,7 +67,7 @@ def test_process_whose_threads_hang_ends_with_its_code_and_says_why(hang: str) -
     ("failure", "exit_code"),
     [
         (None, EXIT_FATAL),
-        (server._Stopped(), EXIT_OK),
+        (server.Stopped(), EXIT_OK),
         (ConfigurationError("a setting"), EXIT_REFUSED),
         (CorruptionError("a file"), EXIT_REFUSED),
         (BookieReplacedError("another one"), EXIT_REPLACED),
@@ -87,7 +87,7 @@ def test_end_of_the_process_is_bounded_however_the_bookie_ends(
         return EXIT_FATAL
 
     monkeypatch.setattr(BookieServer, "run", ends)
-    assert server.run(cluster.config, at_end=ended.append) == exit_code
+    assert process.run(cluster.config, at_end=ended.append) == exit_code
     assert ended == [exit_code]
 
 

@@ -433,6 +433,11 @@ async def test_broken_disk_is_a_sentence(world: World) -> None:
             ConfigurationError,
             "format version 3, this program reads 2",
         ),
+        (
+            b'{"format_version":1,"place":["/l0",1,1,1,1],"current":null,"pending":null}',
+            ConfigurationError,
+            "format version 1, this program reads 2",
+        ),
     ],
 )
 def test_damaged_record_is_named(content: bytes, error: type[LedgerError], message: str) -> None:

@@ -100,6 +100,7 @@ def test_each_setting_reaches_the_part_that_it_is_for() -> None:
         assert (store.logs._entry_log_bytes, store.logs._cached_bytes) == (18 * KIB, 5 * KIB)
         assert not store._reader._direct, "what is in the page cache is read from there"
         assert store._blocks._capacity_bytes == 3 * KIB, "of two directories"
+        assert store._directories == 2
     assert (disks._marks, disks._interval_s) == (WaterMarks(0.7, 0.6, 1003), 13.0)
     assert disks._directories == (JOURNAL, *LEDGERS)
 
@@ -108,10 +109,10 @@ def test_index_has_the_size_that_is_configured_and_readers_the_logs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     files = formatted()
-    made: list[tuple[Path, int]] = []
+    made: list[tuple[Path, int, int]] = []
 
-    def index(path: Path, *, map_bytes: int) -> MemoryIndex:
-        made.append((path, map_bytes))
+    def index(path: Path, *, map_bytes: int, directories: int) -> MemoryIndex:
+        made.append((path, map_bytes, directories))
         return MemoryIndex(files, path)
 
     monkeypatch.setattr(opening, "LmdbIndex", index)
@@ -123,7 +124,7 @@ def test_index_has_the_size_that_is_configured_and_readers_the_logs(
         threads=False,
         open_logs_max=77,
     )
-    assert made == [(directory / INDEX_NAME, 3 * MIB) for directory in LEDGERS]
+    assert made == [(directory / INDEX_NAME, 3 * MIB, 2) for directory in LEDGERS]
     assert {store._reader._open_logs_max for store in bookie._storage._stores} == {77}
     bookie.close()
 

@@ -11,6 +11,7 @@ from bookie_server import reads
 from bookie_server.reads import read_entries
 from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
+from bookie_server.storage.ledgers import directory_store
 from bookie_server.storage.ledgers.entry_log import LOG_HEADER_BYTES, log_ids, log_path
 from bookie_server.storage.ledgers.ledger_storage import LedgerStorage
 from spark_ledger.bookie_api import ReadOutcome
@@ -125,6 +126,29 @@ def test_read_behind_a_slow_disk_ends_with_the_run_that_it_has(
     for first in (0, 2, 4):
         outcome = read(machine, first, 5)
         assert (outcome.status, ids(outcome)) == (OK, [first, first + 1])
+
+
+def test_page_of_a_striped_ledger_behind_a_slow_disk_ends_with_the_block_that_it_has(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its blocks are read to know what they have: a list of them all takes minutes, and whoever
+    asks has left by then, and begins anew."""
+    for first in (0, 4, 10):
+        machine.add(8, [first, first + 1, first + 3])
+        machine.flush()
+    everything = [(0, 1), (3, 5), (7, 7), (10, 11), (13, 13)]
+    assert machine.bookie.entry_page(LedgerId(8), EntryId(0)) == (everything, None)
+    monkeypatch.setattr(directory_store, "BOOKIE_READ_QUICK_S", 0.0)
+    monkeypatch.setattr(LedgerStorage, "ledger_record", lambda *_: None)
+    for first, page in {
+        0: ([(0, 1), (3, 3)], 4),
+        3: ([(3, 3)], 4),
+        4: ([(4, 5), (7, 7)], 10),
+        8: ([], 10),  # no denial
+        10: ([(10, 11), (13, 13)], None),
+    }.items():
+        assert machine.bookie.entry_page(LedgerId(8), EntryId(first)) == page
+    assert listed(machine.bookie, LedgerId(8)) == everything
 
 
 def test_read_of_missing_entries_says_which_is_missing(filled: Machine) -> None:

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from bookie_server import server
+from bookie_server import process, server
 from bookie_server.config import BookieConfig, parse
 from bookie_server.exit_codes import EXIT_OK, EXIT_REPLACED
 from bookie_server.registration import format_new, is_formatted
@@ -156,7 +156,7 @@ def test_signal_ends_the_wait_for_a_predecessor(
         running = asyncio.create_task(bookie.run())
         await until(lambda: "waiting until it ends" in caplog.text)
         bookie._stop.set()
-        with pytest.raises(server._Stopped):
+        with pytest.raises(server.Stopped):
             await running
         assert cluster.tree.children("bookies/writable") == [B], "that of the other"
 
@@ -170,7 +170,7 @@ def test_predecessor_that_lives_ends_the_start_with_its_own_code(
     turns_s: list[float] = []
     monkeypatch.setattr(sys, "setswitchinterval", turns_s.append)
     asyncio.run(cluster.leave_node())
-    assert server.run(cluster.config, format_if_new=True) == EXIT_REPLACED
+    assert process.run(cluster.config, format_if_new=True) == EXIT_REPLACED
     assert cluster.tree.children("bookies/writable") == [B]
     assert cluster.cookie().start is None
     assert len(turns_s) == 1 and turns_s[0] < 0.005, "the loop waits so long behind each thread"

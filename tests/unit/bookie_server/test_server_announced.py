@@ -11,6 +11,7 @@ from typing import cast
 import msgspec
 import pytest
 
+from bookie_server.addresses import bind
 from bookie_server.config import BookieConfig, parse
 from bookie_server.server import BookieServer
 from bookie_server.service.grpc_server import GrpcServer
@@ -33,14 +34,13 @@ class Bound:
         return port or 5
 
 
-def server_of(host: str, port: int, advertised: str) -> BookieServer:
+def config_of(host: str, port: int, advertised: str) -> BookieConfig:
     text = (
         f'metadata = "zk://h/x"\n[listen]\nhost = "{host}"\nport = {port}\n'
         f'advertised_address = "{advertised}"\n'
         '[storage]\njournal_directory = "/j"\nledger_directories = ["/l"]\n'
     )
-    config: BookieConfig = parse(text, Path("/bookie.toml"))
-    return BookieServer(config, ready_file=None, format_if_new=False)
+    return parse(text, Path("/bookie.toml"))
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_announced_address_is_the_advertised_one_with_what_it_lacks(
 ) -> None:
     """Behind a NAT, or in a container, clients know neither the host nor the port that is bound."""
     stands = Bound()
-    assert server_of(host, port, advertised)._bind(cast("GrpcServer", stands)) == announced
+    assert bind(cast("GrpcServer", stands), config_of(host, port, advertised)) == announced
     assert stands.asked == [(bound, port)]
 
 
@@ -69,7 +69,7 @@ def test_announced_address_is_the_advertised_one_with_what_it_lacks(
 def test_address_that_no_client_can_connect_to_is_refused_before_it_is_bound(host: str) -> None:
     stands = Bound()
     with pytest.raises(ConfigurationError, match=r"listen\.advertised_address"):
-        server_of(host, 9, "")._bind(cast("GrpcServer", stands))
+        bind(cast("GrpcServer", stands), config_of(host, 9, ""))
     assert not stands.asked
 
 

@@ -94,7 +94,7 @@ def test_signal_ends_the_wait_for_the_store_behind_the_attempt(
     async def main() -> None:
         outage = Outage(monkeypatch, ends_s=1000.0, wait_s=600.0)
         outage.server._stop.set()
-        with pytest.raises(server._Stopped):
+        with pytest.raises(server.Stopped):
             await outage.server._connect()
         assert outage.tried == [1.0]
 

@@ -45,7 +45,7 @@ async def start_and_stop(cluster: Cluster, hangs: Hangs) -> None:
     assert hangs.callers == [each for each in hangs.callers if each.daemon], "it holds up no end"
     bookie._stop.set()
     async with asyncio.timeout(5):
-        with pytest.raises(server._Stopped):
+        with pytest.raises(server.Stopped):
             await running
     assert not hangs.ends.is_set() and hangs.callers[0].is_alive(), "the disk hangs still"
 

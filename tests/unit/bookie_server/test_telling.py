@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bookie_server import daemon_thread, server
+from bookie_server import daemon_thread, process
 from bookie_server.__main__ import main
 from bookie_server.exit_codes import EXIT_FATAL, EXIT_REFUSED
 from bookie_server.telling import Ready, end_output, say, tell_ready
@@ -123,7 +123,7 @@ def test_exit_code_of_a_bookie_whose_log_is_on_a_full_disk_is_its_own(
             print("the log", file=sys.stderr)
         return EXIT_FATAL
 
-    monkeypatch.setattr(server, "run", log)
+    monkeypatch.setattr(process, "run", log)
     with full_output(monkeypatch) as full:
         assert main(["--config", str(config)]) == EXIT_FATAL
     assert full["stderr"].was_given_up

@@ -24,7 +24,7 @@ from spark_ledger.errors import ConflictError
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, MemoryTree, Outcome
 from spark_ledger.stream.blocking import Stream, StreamConnection
 from spark_ledger.stream.catalog import StreamCatalog
-from spark_ledger.stream.retention.reclaim import LiveNames
+from spark_ledger.stream.retention.live_names import LiveNames
 from spark_ledger.types import BookieId, BookieInfo
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.packs.world import ClosedDeletions
@@ -157,7 +157,7 @@ def values(batches: Iterator[Any]) -> list[int]:
 
 
 def to_read(streaming: bool = True, /, **options: str) -> ReadOptions:
-    one = {} if "streams" in options else {"stream": "s"}
+    one = {"stream": "s"} if options.keys().isdisjoint(["streams", "streamPattern"]) else {}
     return read_options({"metadata": "zk://h/l", **one, **options}, streaming=streaming)
 
 
@@ -205,9 +205,11 @@ def batch_write(
     copied(writer).commit(copied(messages))
 
 
-def micro_batch(monkeypatch: pytest.MonkeyPatch, number: int, *rows: int, run: str = "r") -> None:
+def micro_batch(
+    monkeypatch: pytest.MonkeyPatch, number: int, *rows: int, run: str = "r", **options: str
+) -> None:
     """One micro-batch of a streaming query as Spark does it."""
-    writer = writers.LedgerStreamWriter(to_write(True), ROWS, overwrite=False)
+    writer = writers.LedgerStreamWriter(to_write(True, **options), ROWS, overwrite=False)
     monkeypatch.setattr(writers, "TaskContext", Task(batch=number, run=run))
     message = copied(writer).write(iter(table(*rows).to_batches()))
     copied(writer).commit(copied([message]), number)

@@ -16,10 +16,10 @@ from spark_ledger.errors import (
 )
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.commit import committer
-from spark_ledger.stream.ledgers import TAG_STREAM_ID
 from spark_ledger.stream.model import Commit
 from spark_ledger.stream.several import AppendedStreams
 from spark_ledger.stream.stream import Stream
+from spark_ledger.types import TAG_STREAM_ID
 from tests.unit.spark_ledger.stream.world import small_manifests
 from tests.unit.sweeps.base import Operation
 

@@ -8,15 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bookie_server.collection.mark import HistoryMark, PassAbortedError
 from bookie_server.collection.note import NOTHING, Noted, read_note, write_note
 from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
 from bookie_server.storage.fs.memory_fs import MemoryDisk, MemoryFile, MemoryFileSystem
 from bookie_server.storage.fs.vfs import write_file_durably
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import KIB
-from spark_ledger.metadata.collection import collection_path
-from tests.unit.bookie_server.collection.cluster import BOOKIE, World, _at_once
+from tests.unit.bookie_server.collection.cluster import World
 from tests.unit.virtual_time import run_in_virtual_time
 
 LEDGERS = Path("/ledgers")
@@ -139,31 +137,6 @@ def test_file_whose_name_was_in_memory_only_is_durable_once_it_was_read(
     assert read_note(files, PATH) == noted(1)
     write_note(files, PATH, noted(2))
     assert read_note(files.crash_clone(None), PATH) == noted(2)
-
-
-@pytest.mark.parametrize("is_that_of_the_metadata", [True, False])
-def test_note_of_an_older_version_is_read_and_replaced(*, is_that_of_the_metadata: bool) -> None:
-    async def main() -> None:
-        world = World()
-        await world.make(1)
-        mark = HistoryMark(world.store, BOOKIE, world.files, LEDGERS, _at_once)
-        await mark.renew(kept_below=7)
-        ((stored,), kept_below) = (read_note(world.files, PATH).marks, await mark.kept_below())
-        word = stored if is_that_of_the_metadata else "another"
-        older = {"format_version": 1, "marks": [word], "kept_below": kept_below}
-        write_file_durably(world.files, PATH, msgspec.json.encode(older) + b"\n")
-        again = HistoryMark(world.store, BOOKIE, world.files, LEDGERS, _at_once)
-        if not is_that_of_the_metadata:
-            with pytest.raises(PassAbortedError, match="restored from a backup"):
-                await again.renew()
-            return
-        await again.renew()
-        found = read_note(world.files, PATH)
-        assert found.marks != (stored,) and found.kept_below == 7
-        assert found.marks[0] in world.tree.get(collection_path(BOOKIE)).value.decode()
-        assert world.files.open(PATH).size() == 2 * COPY
-
-    run_in_virtual_time(main())
 
 
 def test_note_with_all_the_orders_that_are_kept_fits() -> None:

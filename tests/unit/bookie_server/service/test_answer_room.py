@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from bookie_server.service import calls
-from bookie_server.service.calls import AnswerRoom
-from tests.unit.bookie_server.service.test_calls import MIB, name, on_loop, room_of, until
+from bookie_server.service import answer_room
+from bookie_server.service.answer_room import AnswerRoom, MakesWayError, NoTurnError
+from tests.unit.bookie_server.service.test_calls import MIB, name, nobody, on_loop, room_of, until
 from tests.unit.virtual_time import run_in_virtual_time
 
 pytestmark = pytest.mark.leaves_open("AnswerRoom._look", reason="its service goes on")
@@ -44,7 +44,7 @@ async def test_call_that_has_waited_for_room_is_cut_as_others_once_its_client_st
     assert task.cancelled()
 
 
-EXPECTED = calls._PART_BYTES_EXPECTED
+EXPECTED = answer_room._PART_BYTES_EXPECTED
 """By a part that is being read."""
 
 
@@ -250,6 +250,75 @@ async def test_call_that_was_cut_is_not_cut_again_until_its_client_is_gone() -> 
     await asyncio.wait([reader])
 
 
+@pytest.mark.parametrize("short", [True, False])
+def test_call_whose_disk_keeps_it_waiting_ends_and_not_its_connection(short: bool) -> None:
+    """Its client has read all there was. What it holds is free once that is sure."""
+
+    async def main() -> None:
+        cut: list[str] = []
+        room = AnswerRoom(
+            2 * EXPECTED - 1, lambda peer, _why: cut.append(peer), grace_s=1.0, unread_s=9e9
+        )
+        room._expected = EXPECTED
+        ended, is_read = asyncio.Event(), asyncio.Event()
+
+        async def asks() -> None:
+            await room.reserve(name())
+            with room.hold(EXPECTED // 2, name()):
+                pass
+            await room.reserve(name())
+            with pytest.raises(MakesWayError):
+                async with room.asking_disk():
+                    await asyncio.sleep(3600.0)
+            room.release()
+            ended.set()
+            await is_read.wait()
+
+        call = asyncio.ensure_future(asks())
+        await asyncio.sleep(0.9)
+        waits = asyncio.ensure_future(room.reserve(name()))
+        if short:
+            assert [room.cut_unread(0.5), room.cut_unread(0.5)] == [1, 0]
+        async with asyncio.timeout(0.5):
+            await ended.wait()
+        await asyncio.sleep(0.5)
+        assert not waits.done() and not cut, "its client has its time"
+        await asyncio.sleep(0.6)
+        assert cut == [call.get_name()], "it does not read either"
+        is_read.set()
+        await asyncio.wait([call, waits], timeout=0.1)
+        assert waits.done() and room.bytes_held == 0 and room._reading == 1
+
+    run_in_virtual_time(main())
+
+
+@on_loop
+async def test_call_that_asks_a_disk_may_leave_and_its_errors_are_its_own() -> None:
+    room = AnswerRoom(9 * EXPECTED, nobody, grace_s=9e9, unread_s=9e9)
+
+    async def asks(error: BaseException | None) -> None:
+        await room.reserve(name())
+        with room.hold(1, name()):
+            pass
+        await room.reserve(name())
+        try:
+            async with room.asking_disk():
+                if error is not None:
+                    raise error
+                await asyncio.sleep(3600.0)
+        finally:
+            room.release()
+
+    for error in (TimeoutError("of the work"), OSError("of the disk")):
+        with pytest.raises(type(error), match="of the"):
+            await asyncio.create_task(asks(error))
+    call = asyncio.ensure_future(asks(None))
+    await asyncio.sleep(1.0)
+    call.cancel()
+    await asyncio.wait([call])
+    assert call.cancelled() and room._reading == room.bytes_held == 0
+
+
 @pytest.mark.parametrize("has_begun", [True, False])
 def test_answer_is_not_cut_for_calls_that_have_left_before_there_was_room(has_begun: bool) -> None:
     """Nobody waits for what it holds, so its client has the time that it has where nobody does."""
@@ -398,3 +467,94 @@ async def test_room_that_was_lent_is_had_again_only_if_there_is_some() -> None:
 
     await asyncio.ensure_future(reads())
     assert had == [True, False, True] and room._reading == 0
+
+
+@on_loop
+async def test_new_call_begins_soon_beside_a_hundred_that_are_cut_and_come_again() -> None:
+    """Each of them waits from the moment when it was cut, so the new one is behind them all; its
+    client gives up after 5 s."""
+    room = room_of(EXPECTED, grace_s=2.0, unread_s=9e9)
+    loop, cut = asyncio.get_running_loop(), 0
+
+    async def does_not_read() -> None:
+        await room.reserve(name())
+        with room.hold(EXPECTED // 2, name()):
+            await asyncio.sleep(3600.0)
+
+    async def comes_again() -> None:
+        nonlocal cut
+        while True:
+            await asyncio.wait([loop.create_task(does_not_read())])
+            cut += 1
+
+    hostile = [asyncio.ensure_future(comes_again()) for _number in range(100)]
+    await until(lambda: cut >= 3)
+    for _visit in range(10):
+        began = loop.time()
+        reader = asyncio.ensure_future(one_part(room, 1))
+        await asyncio.wait([reader])
+        assert loop.time() - began < 5.0
+        await asyncio.sleep(1.0)
+    for task in (*hostile, *asyncio.all_tasks() - {asyncio.current_task()}):
+        task.cancel()
+
+
+@on_loop
+async def test_newest_call_of_the_connection_of_which_most_wait_makes_way() -> None:
+    room = room_of(EXPECTED, grace_s=9e9, unread_s=9e9)
+
+    async def reads(connection: str) -> None:
+        await room.reserve(connection)
+        with room.hold(EXPECTED // 2, connection):
+            await asyncio.sleep(3600.0)
+
+    assert not room.make_way(0), "nobody waits"
+    first = asyncio.ensure_future(reads("first"))
+    await until(lambda: bool(room._held))
+    many = [asyncio.ensure_future(reads("many")) for _number in range(5)]
+    few = [asyncio.ensure_future(reads("few")) for _number in range(2)]
+    await asyncio.sleep(0.01)
+    many[4].cancel()
+    await asyncio.sleep(0.01)
+    assert room.make_way(1)
+    await asyncio.wait([many[3]])
+    assert isinstance(many[3].exception(), NoTurnError), "of those whose clients are there"
+    assert not room.make_way(2), "it would have as many then"
+    assert room.make_way(1)
+    many[2].cancel()  # in the same turn
+    await asyncio.wait([many[2]])
+    assert room._reading == 0, "it had no turn to give back"
+    assert not room.make_way(1)
+    for task in (first, *many, *few):
+        task.cancel()
+    await asyncio.gather(first, *many, *few, return_exceptions=True)
+    assert not room._waiting and not room.bytes_held
+
+
+@on_loop
+async def test_clients_that_have_left_are_no_row_that_others_wait_in() -> None:
+    """Each would be the oldest for ever: others would begin newest first, and end in turns."""
+    room = room_of(EXPECTED, grace_s=9e9, unread_s=9e9)
+    order: list[str] = []
+
+    async def reads(connection: str) -> None:
+        await room.reserve(connection)
+        order.append(connection)
+        with room.hold(EXPECTED // 2, connection):
+            await asyncio.sleep(3600.0)
+
+    first = asyncio.ensure_future(reads("first"))
+    await until(lambda: bool(room._held))
+    left = [asyncio.ensure_future(reads(each)) for each in ("a", "a", "b")]
+    await asyncio.sleep(9.0)
+    for task in left:
+        task.cancel()
+        await asyncio.wait([task])
+    assert not room.new_calls_wait
+    others = [asyncio.ensure_future(reads(each)) for each in ("second", "third")]
+    await asyncio.sleep(0.01)
+    for task in (first, *others):
+        task.cancel()
+        await asyncio.wait([task])
+        await asyncio.sleep(0.01)
+    assert order == ["first", "second", "third"]

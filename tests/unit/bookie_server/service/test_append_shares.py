@@ -95,8 +95,8 @@ async def test_streams_of_a_connection_are_let_go_one_after_the_other() -> None:
     shares.began("client", 2 * MIB)
     streams = [asyncio.ensure_future(shares.wait("client", 2 * MIB)) for _number in range(4)]
     await settle()
-    streams[0].cancel()  # its client leaves
     shares.ended("client", MIB)
+    streams[0].cancel()  # its client leaves before anybody looks
     await settle()
     assert [stream.done() for stream in streams] == [True, True, False, False]
     shares.ended("client", MIB)
@@ -104,6 +104,25 @@ async def test_streams_of_a_connection_are_let_go_one_after_the_other() -> None:
     while shares._in_flight:
         await asyncio.sleep(0.01)
     assert not shares._waiting, "what was expected is forgotten"
+
+
+@on_loop
+async def test_stream_that_ends_while_nothing_is_answered_leaves_nothing() -> None:
+    shares = AppendShares(2 * MIB)
+    shares.began("client", 2 * MIB)
+    streams = [asyncio.ensure_future(shares.wait("client", MIB)) for _number in range(3)]
+    await settle()
+    streams.pop(1).cancel()
+    await settle()
+    assert len(shares._waiting["client"]) == 2
+    for each in streams:
+        each.cancel()
+    await asyncio.wait(streams)
+    assert not shares._waiting
+    streams = [asyncio.ensure_future(shares.wait("client", MIB)) for _number in range(2)]
+    await settle()
+    shares.ended("client", 2 * MIB)
+    await asyncio.gather(*streams)
 
 
 @on_loop

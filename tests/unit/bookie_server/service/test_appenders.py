@@ -164,6 +164,22 @@ def gated(test: Callable[[ScriptedBookie, AppendGate], Awaitable[None]]) -> Call
 
 
 @gated
+async def test_stream_that_ends_while_nothing_is_read_leaves_nothing(
+    bookie: ScriptedBookie, gate: AppendGate
+) -> None:
+    """Clients come and go, and a journal that hangs answers nobody."""
+    bookie.append_bytes_in_flight = 101
+    streams = [asyncio.ensure_future(gate.wait(60)) for _number in range(3)]
+    await settle()
+    streams.pop(1).cancel()
+    await settle()
+    assert len(gate._waiting) == 2
+    bookie.append_bytes_in_flight = 0
+    gate.completed()
+    await asyncio.gather(*streams)
+
+
+@gated
 async def test_streams_are_read_again_one_after_the_other_once_there_is_room(
     bookie: ScriptedBookie, gate: AppendGate
 ) -> None:
@@ -174,9 +190,9 @@ async def test_streams_are_read_again_one_after_the_other_once_there_is_room(
     gate.completed()
     await settle()
     assert not any(stream.done() for stream in streams), "it is still full"
-    streams.pop(0).cancel()  # its client leaves
     bookie.append_bytes_in_flight = 100
     gate.completed()
+    streams.pop(0).cancel()  # its client leaves before anybody looks
     await settle()
     assert [stream.done() for stream in streams] == [True, False, False]
     await streams[1]

@@ -10,7 +10,8 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from bookie_server.service import read_threads
+from bookie_server.service import read_path, read_threads
+from bookie_server.service.answer_room import MakesWayError
 from bookie_server.service.grpc_server import GrpcServer
 from bookie_server.service.grpc_service import BookieService, Description
 from bookie_server.service.metrics import ServiceMetrics
@@ -185,5 +186,34 @@ def test_reads_that_are_told_to_come_later_as_many_are_slow_end_at_once(
             await asyncio.sleep(0.001)
         assert f.service._answers._reading == 0
         assert f.metrics.reads[BookieStatus.TOO_MANY_REQUESTS] == 2
+
+    run()
+
+
+def test_read_that_makes_way_ends_with_what_it_has_and_a_list_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A list that ended early would be taken for all that is held."""
+    monkeypatch.setattr(read_path, "READ_CHUNK_BYTES_TARGET", 1)
+
+    @on_loop
+    async def run(f: Fixture) -> None:
+        f.machine.add(3, [1])
+        run, asked = f.service.reads.run, list[int]()
+
+        async def second_makes_way(number: int, *work: Any) -> Any:
+            asked.append(number)
+            if len(asked) % 2 == 0:
+                raise MakesWayError
+            return await run(number, *work)
+
+        monkeypatch.setattr(f.service.reads, "run", second_makes_way)
+        request = pb.ReadRequest(ledger_id=3, last_entry=1)
+        answer = [each async for each in f.stub.Read(request, timeout=5, metadata=HERE)]
+        assert [(each.status, each.run.frames) for each in answer] == [(pb.OK, frame(3, 0))]
+        assert f.metrics.reads == {BookieStatus.OK: 1} and asked == [1, 1]
+        asked.append(1)
+        assert await f.listed(ledger_id=3) == [int(BookieStatus.TOO_MANY_REQUESTS)]
+        assert f.service._answers._reading == 0
 
     run()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,16 +17,13 @@ from bookie_server.service.interceptors import MetricsInterceptor
 from bookie_server.service.metrics import ServiceMetrics
 
 KINDS = {
-    "unary_unary": grpc.unary_unary_rpc_method_handler,
     "stream_unary": grpc.stream_unary_rpc_method_handler,
-    "unary_stream": grpc.unary_stream_rpc_method_handler,
     "stream_stream": grpc.stream_stream_rpc_method_handler,
 }
 
 
 class Context:
     def __init__(self, code: object) -> None:
-        self.written: list[object] = []
         self._code = code
 
     def peer(self) -> str:
@@ -35,9 +31,6 @@ class Context:
 
     def code(self) -> object:
         return self._code
-
-    async def write(self, answer: object) -> None:
-        self.written.append(answer)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -70,13 +63,8 @@ def test_call_is_counted_once_by_its_outcome_and_left_over_when_its_handler_is_d
             raise error
         return request
 
-    async def answers(request: object, given: object) -> AsyncIterator[object]:
-        for _part in range(2):
-            yield await answer(request, given)
-
     async def main() -> None:
-        behaviour = answers if kind == "unary_stream" else answer
-        made: Any = KINDS[kind](cast("Any", behaviour), cast("Any", "in"), cast("Any", "out"))
+        made: Any = KINDS[kind](cast("Any", answer), cast("Any", "in"), cast("Any", "out"))
 
         async def continuation(_details: object) -> Any:
             return made
@@ -92,14 +80,12 @@ def test_call_is_counted_once_by_its_outcome_and_left_over_when_its_handler_is_d
         elif raised is not None:
             assert isinstance(call.exception(), raised)
         else:
-            assert call.result() == ("request" if kind.endswith("unary") else None)
+            assert call.result() == "request"
 
     asyncio.run(main())
     assert metrics.calls == {("Name", counted): 1}
     assert set(running) == {1} and not +metrics.calls_in_progress
     assert ended == [("ipv4:127.0.0.1:1", Why.UNREAD)]
-    wanted = ["request"] * 2 if kind == "unary_stream" and error is None else []
-    assert context.written == wanted
 
 
 def test_method_that_is_not_there_is_left_to_grpc() -> None:

@@ -373,3 +373,33 @@ def test_connection_of_a_stream_that_nobody_reads_is_hung_up_on() -> None:
     world = World(Stream("a", unread_s=2 * BOOKIE_UNREAD_GRACE_S))
     assert world.spare.make_way(0)
     assert world.hung_up == [("a", Why.UNREAD)]
+
+
+def test_reads_that_wait_leave_room_for_the_read_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is told to come later if it is one of many, and its client asks again."""
+    monkeypatch.setitem(BOUNDS, Kind.READ, 6)
+    monkeypatch.setattr("bookie_server.service.calls.BOOKIE_CONNECTION_SHARE", 1)
+
+    @on_loop
+    async def run(f: Fixture) -> None:
+        await f.store(0, 1)
+        f.service._answers._bytes_max = 0  # one part at a time
+        wanted = pb.ReadRequest(ledger_id=1, last_entry=1)
+        flood = await connect(f, window=0)
+        for _number in range(6):
+            await flood.ask("Read", BOOKIE, wanted.SerializeToString())
+        await until(lambda: f.service._limits._running[Kind.READ] == 6)
+        call = f.stub.Read(wanted, timeout=30, metadata=HERE)
+        answer = asyncio.ensure_future(call.read())
+        await until(lambda: f.metrics.calls_refused["read"] == 1)
+        await until(lambda: len(f.service._answers._waiting) == 2)
+        waiting = sorted(map(len, f.service._answers._waiting.values()))
+        assert waiting == [1, 4], "one has made way"
+        assert not answer.done()
+        await flood.close()
+        assert (await answer).status == pb.OK
+        call.cancel()
+
+    run()

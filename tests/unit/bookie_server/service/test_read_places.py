@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from bookie_server.service.calls import AnswerRoom
+from bookie_server.service.answer_room import AnswerRoom
 from bookie_server.service.grpc_service import BookieService
 from bookie_server.service.guard.hanging_up import Why
 from bookie_server.service.read_threads import DiskIsBusyError, ReadThreads

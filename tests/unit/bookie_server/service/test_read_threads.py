@@ -14,6 +14,7 @@ from bookie_server.service.read_threads import DiskIsBusyError, ReadThreads, Roo
 from spark_ledger.limits.bookie import (
     BOOKIE_READ_QUICK_S,
     BOOKIE_READ_THREADS,
+    BOOKIE_READS_LATE_MAX,
     BOOKIE_READS_LENT_MAX,
     READS_STALLED_S,
 )
@@ -346,3 +347,36 @@ async def test_no_more_reads_lend_than_what_comes_late_may_have(f: Fixture) -> N
     await f.hang(number=2)
     f.look(BOOKIE_READ_QUICK_S)
     assert lent[BOOKIE_READS_LENT_MAX:] == f.hung[-BOOKIE_READ_THREADS:], "others have ended"
+
+
+@on_loop
+async def test_directory_has_one_thread_where_many_reads_are_late_also_if_nobody_waits(
+    f: Fixture,
+) -> None:
+    """Twelve disks of one storage network hang: each thread has a buffer, and brings an entry."""
+    f.threads = ReadThreads([f"/{number}" for number in range(12)])
+    for number in range(11):
+        await f.hang(number=number)
+        for each in f.hung:
+            each.cancel()
+        f.look(BOOKIE_READ_QUICK_S)
+        await settle()
+    late = sum(len(lane.places) for lane in f.threads._lanes)
+    assert late == BOOKIE_READS_LATE_MAX + 8 and f.threads.waiting == 0
+    assert await asyncio.gather(*(f.read(11) for _ in range(3))) == ["disk"] * 3
+    assert await f.read(-1) == "disk" and await f.read(10, "memory") == "memory"
+    waits = asyncio.ensure_future(f.read(10))
+    await settle()
+    f.look(READS_STALLED_S)
+    with pytest.raises(DiskIsBusyError, match="/10"):
+        await waits
+    f.goes_on.set()
+    assert await f.read(10) == "disk"
+    while any(lane.places for lane in f.threads._lanes):
+        await settle()
+    await asyncio.gather(*f.hung, return_exceptions=True)
+    f.goes_on.clear()
+    f.hung.clear()
+    f.begun = 0
+    await f.hang(number=2)
+    assert f.begun == BOOKIE_READ_THREADS, "as ever"

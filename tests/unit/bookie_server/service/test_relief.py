@@ -10,10 +10,16 @@ import pytest
 
 from bookie_server.service.grpc_service import BookieService, Description
 from bookie_server.service.guard.hanging_up import Why
+from bookie_server.service.guard.sockets import Received
 from bookie_server.service.metrics import ServiceMetrics
 from spark_ledger.limits.bookie import BOOKIE_HELD_BYTES_MAX
 from spark_ledger.types import BookieId
 from tests.contracts.scripted_bookie import ScriptedBookie
+
+
+def of(byte_count: int) -> Received:
+    """So much has come from a client."""
+    return Received(byte_count, frozenset({1}))
 
 
 class Stream:
@@ -51,9 +57,9 @@ def test_those_who_wait_are_spared_only_while_others_are_to_blame(
             assert why is Why.UNFINISHED
             ended.append(peer)
 
-        def received(peers: Iterable[str]) -> dict[str, int]:
+        def received(peers: Iterable[str]) -> dict[str, Received]:
             more = BOOKIE_HELD_BYTES_MAX + 1
-            return {peer: more if peer in holding else more - 1 for peer in peers}
+            return {peer: of(more if peer in holding else more - 1) for peer in peers}
 
         service.hang_up, service._sockets.received = hang_up, received
         service._sessions = {Stream(peer, is_read=peer not in waiting) for peer in "abc"}
@@ -79,7 +85,7 @@ def relieved(test: Callable[[Any], Awaitable[None]]) -> Callable[[], None]:
             )
             service.ended = []
             service.hang_up = lambda peer, why: service.ended.append((peer, why))
-            service._sockets.received = lambda peers: dict.fromkeys(peers, 0)
+            service._sockets.received = lambda peers: dict.fromkeys(peers, of(0))
             await test(service)
             service.close()
 
@@ -97,7 +103,7 @@ async def test_each_connection_that_ended_counts_in_one_relief(service: Any) -> 
     ended["idle"] += 5
     assert await service.relieve() == 5
     service._sessions = {Stream("a", is_read=True)}
-    service._sockets.received = lambda _peers: {"a": more}
+    service._sockets.received = lambda _peers: {"a": of(more)}
     assert await service.relieve() == 1
     service._sessions = set()
     service._sockets.received = lambda _peers: {}
@@ -113,7 +119,7 @@ async def test_request_that_never_comes_is_hung_up_on_as_an_append_is(service: A
         {"holds", "late", "gone", "new"} if not seconds else {"holds", "late", "gone"}
     )
     service._sockets.received = lambda peers: {
-        peer: BOOKIE_HELD_BYTES_MAX + (peer == "holds") for peer in peers if peer != "gone"
+        peer: of(BOOKIE_HELD_BYTES_MAX + (peer == "holds")) for peer in peers if peer != "gone"
     }
     assert await service.relieve() == 2
     assert service.ended == [("holds", Why.UNFINISHED), ("late", Why.SILENT)]

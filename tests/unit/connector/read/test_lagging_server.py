@@ -6,11 +6,14 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from connector import sessions
+from connector.options import ReadOptions
 from connector.read import readers
-from connector.read.readers import LedgerStreamReader
+from connector.read.readers import LedgerBatchReader, LedgerStreamReader
+from connector.read.source import stored_schema
 from connector.read.task import read_partition
 from connector.write.prepare import prepare_stream
 from spark_ledger.errors import DataLossError, NoSuchStreamError
@@ -20,6 +23,7 @@ from spark_ledger.types import Versioned
 from tests.unit.connector.read.test_several import Query, options, soon
 from tests.unit.connector.world import (
     ROWS,
+    WIDER,
     Cluster,
     cluster,
     copied,
@@ -48,6 +52,7 @@ class Lag:
         self._cluster = cluster
         self._monkeypatch = monkeypatch
         self.asked: list[str] = []
+        self._behind: list[list[MemoryMetadataStore]] = []
 
     def keep(self) -> None:
         """This is what the server will know."""
@@ -57,11 +62,18 @@ class Lag:
         self._cluster.restart()
         self._monkeypatch.setattr(StreamConnection, "connect", self._connect)
 
+    def fall_behind(self) -> None:
+        """The server of a process that goes on hears of no more changes from now on."""
+        self.keep()
+        for behind in self._behind:
+            behind[:] = [MemoryMetadataStore(self._known)]
+
     def _connect(self, uri: str, **settings: object) -> StreamConnection:
         made = self._cluster.connect(uri, **settings)
         store = made._client.store
         assert isinstance(store, MemoryMetadataStore)
         behind = [MemoryMetadataStore(nodes_of_now(self._known))]
+        self._behind.append(behind)
 
         def lagging(name: str) -> Callable[[str], Awaitable[Any]]:
             newest = getattr(store, name)
@@ -168,6 +180,80 @@ def test_driver_that_starts_again_at_a_server_that_knows_the_former_stream_goes_
     partitions = third.partitions(end, third.latestOffset(end, limit))
     found = [read_partition(options, ROWS, part) for part in copied(partitions)]
     assert [row for batches in found for row in values(batches)] == [4]
+
+
+def batch_read(options: ReadOptions) -> list[int]:
+    """The rows of a read as Spark makes it: its schema is found first."""
+    reader = LedgerBatchReader(options, stored_schema(options))
+    found = [copied(reader).read(part) for part in copied(reader.partitions())]
+    return sorted(row for batches in found for row in values(batches))
+
+
+@KNOWN
+@pytest.mark.parametrize("several", [{}, {"streams": "s,t"}, {"streamPattern": "[st]"}])
+def test_batch_read_has_all_rows_that_were_acknowledged_before(
+    cluster: Cluster,
+    lag: Lag,
+    monkeypatch: pytest.MonkeyPatch,
+    known: Callable[[Cluster, pytest.MonkeyPatch], None],
+    several: dict[str, str],
+) -> None:
+    """Its planner may ask another server than the process that has committed them."""
+    known(cluster, monkeypatch)
+    cluster.create(7, name="t")
+    lag.keep()
+    created(cluster, 1, 2, 3)
+    cluster.stream("t").append(table(8))
+    lag.begin()
+    assert batch_read(to_read(False, **several)) == [1, 2, 3, *([7, 8] if several else [])]
+
+
+def test_batch_read_up_to_a_time_has_all_rows_of_before(cluster: Cluster, lag: Lag) -> None:
+    """The next one begins there, so nobody would ever read what this one leaves out."""
+    cluster.create(1)
+    lag.keep()
+    ends = cluster.stream().append(table(2)).time_ms + 1
+    while cluster.stream().append(table(3)).time_ms < ends:
+        pass
+    rows = cluster.rows()
+    lag.begin()
+    hours = [
+        to_read(False, endingTimestamp=str(ends)),
+        to_read(False, startingTimestamp=str(ends)),
+    ]
+    assert [row for options in hours for row in batch_read(options)] == rows
+
+
+def test_batch_read_has_the_columns_of_all_commits_of_before(cluster: Cluster, lag: Lag) -> None:
+    stream = cluster.create(1)
+    lag.keep()
+    stream.append(table(2).append_column("b", pa.array([5])), merge_schema=True)
+    lag.begin()
+    options = to_read(False)
+    assert stored_schema(options).names == ["a", "b"]
+    lag.begin()
+    assert LedgerBatchReader(options, WIDER).partitions()
+
+
+@pytest.mark.parametrize("several", [{}, {"streams": "s,t"}])
+def test_run_to_the_end_of_now_reads_all_rows_that_were_acknowledged_before(
+    cluster: Cluster, lag: Lag, monkeypatch: pytest.MonkeyPatch, several: dict[str, str]
+) -> None:
+    """Who uses the copy once the run has ended would miss them."""
+    monkeypatch.setattr(readers, "_exit_on_sigterm", lambda: None)
+    cluster.create(1)
+    cluster.create(name="t")
+    options = to_read(**several)
+    lag.keep()
+    lag.begin()
+    reader = LedgerStreamReader(options, ROWS)
+    start = reader.initialOffset()
+    lag.fall_behind()
+    cluster.stream().append(table(2))
+    reader.prepareForTriggerAvailableNow()
+    end = reader.latestOffset(start, reader.getDefaultReadLimit())
+    found = [copied(reader).read(part) for part in copied(reader.partitions(start, end))]
+    assert [row for batches in found for row in values(batches)] == [1, 2]
 
 
 @pytest.mark.parametrize("loss", ["true", "false"])

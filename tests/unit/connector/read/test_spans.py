@@ -13,11 +13,16 @@ from connector.read.commit_cache import CommitCache
 from connector.read.partitions import StreamPartition, StreamSpan
 from connector.read.readers import LedgerBatchReader
 from connector.read.task import read_partition
-from spark_ledger.errors import BookieUnavailableError, ConfigurationError, DataLossError
+from spark_ledger.errors import (
+    BookieUnavailableError,
+    ConfigurationError,
+    DataLossError,
+    NotFoundError,
+)
 from spark_ledger.limits import MIB
 from spark_ledger.limits.connector import PARTITION_BYTES_MIN
 from spark_ledger.stream.blocking import Stream
-from spark_ledger.stream.commit import sealer
+from spark_ledger.stream.commit import committer, sealer
 from spark_ledger.stream.model import CommitMark
 from spark_ledger.stream.plan import read_plan
 from spark_ledger.stream.plan.partitions import PlanLimits, Span, plan_spans
@@ -258,6 +263,29 @@ def test_span_goes_on_behind_a_truncation_and_then_ends_at_real_loss(
     made.retention.truncate(Dlsn(21))
     left = [0, 1, 2, *range(21, 60)]  # what was truncated is read as long as it is there
     assert rows_of(partitions, failOnDataLoss="false") == left
+
+
+def test_span_goes_on_behind_commits_whose_nodes_outlive_their_segment_lists(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest of those that were dropped keep their nodes; the ledgers that these name go."""
+    monkeypatch.setattr(sealer, "COMMITS_KEPT_AS_NODES", 1000)
+    monkeypatch.setattr(committer, "SEGMENT_LIST_NODE_BYTES_MAX", 50)
+    made = cluster.create(*range(60))
+    partitions = planned(**SMALL)
+    made.retention.truncate(Dlsn(20))
+    cluster.give_back()
+    with pytest.raises(NotFoundError, match="does not exist"):
+        rows_of(partitions)
+    cluster.restart()
+    assert rows_of(partitions, failOnDataLoss="false") == list(range(20, 60))
+    made.commit(40)
+    pointer = made._stream._log._cache[40].pointer
+    assert pointer is not None
+    cluster._ledgers.ledgers.pop(pointer.ledger_id)
+    cluster.restart()
+    with pytest.raises(NotFoundError, match="does not exist"):  # nobody has dropped this one
+        rows_of(partitions, failOnDataLoss="false")
 
 
 def test_memory_for_commits_that_the_driver_keeps_is_bounded(

@@ -90,6 +90,40 @@ def test_query_that_goes_on_looks_at_other_sinks_only_if_somebody_has_committed_
     assert len(looks) == 1
 
 
+@pytest.mark.parametrize(("before", "after"), [({"sinkId": "x"}, {}), ({}, {"sinkId": "x"})])
+def test_first_micro_batch_of_a_query_is_not_appended_again_under_another_sink_name(
+    cluster: Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+    before: dict[str, str],
+    after: dict[str, str],
+) -> None:
+    """It is often the whole backlog, so the one in which drivers die."""
+    micro_batch(monkeypatch, 0, 1, 2, **before)
+    cluster.restart()
+    with pytest.raises(ConflictError, match=r"micro-batch 0 with.*a second time"):
+        micro_batch(monkeypatch, 0, 1, 2, run="again", **after)
+    micro_batch(monkeypatch, 0, 1, 2, run="again", **before)
+    micro_batch(monkeypatch, 1, 3, run="third", **after)
+    assert cluster.rows() == [1, 2, 3]
+
+
+def test_query_that_begins_looks_at_other_sinks_unless_nobody_has_committed(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, looks, whole = cluster.create(), list[str](), Stream.last_transactions
+
+    def watched(of: Stream) -> list[SinkRecord]:
+        looks.append(of.name)
+        return whole(of)
+
+    monkeypatch.setattr(Stream, "last_transactions", watched)
+    check_sink_name(stream, MicroBatch("q", "q", "run", 0, ()))
+    assert not looks
+    committed(stream, "other", "p", 9)
+    check_sink_name(stream, MicroBatch("q", "q", "run", 0, ()))
+    assert len(looks) == 1
+
+
 def test_record_of_another_sink_that_is_damaged_stops_no_query(cluster: Cluster) -> None:
     stream = cluster.create()
     committed(stream, "a", "q", 4)

@@ -10,7 +10,9 @@ import pytest
 from connector.write import repeated
 from connector.write.repeated import MicroBatch, is_first_of_run
 from spark_ledger.errors import ConflictError
-from tests.unit.connector.world import Cluster, cluster
+from spark_ledger.stream.commit import committer
+from tests.unit.connector import world
+from tests.unit.connector.world import Cluster, cluster, table
 from tests.unit.connector.write.test_routed import micro_batch
 
 __all__ = ["cluster"]
@@ -63,3 +65,21 @@ def test_micro_batch_of_an_older_program_is_repeated_as_before(
     micro_batch(monkeypatch, 5, [("x", 1), ("y", 2)], run="again")
     micro_batch(monkeypatch, 6, [("x", 3)], run="again")
     assert [cluster.rows(name) for name in "xy"] == [[1, 3], [2]]
+
+
+@pytest.mark.parametrize("rows", [[], [3, 4]])
+def test_micro_batch_whose_commit_was_dropped_is_repeated_also_once_its_segment_list_is_gone(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, rows: list[int]
+) -> None:
+    """The newest of the dropped commits keep their nodes, which name that list: the query ended at
+    each restart."""
+    monkeypatch.setattr(committer, "SEGMENT_LIST_NODE_BYTES_MAX", 50)
+    world.micro_batch(monkeypatch, 0, 1, 2)
+    world.micro_batch(monkeypatch, 1, 3, 4)
+    cluster.stream().append(table(9))
+    cluster.stream().retention.truncate("latest")
+    cluster.give_back()
+    cluster.restart()
+    world.micro_batch(monkeypatch, 1, *rows, run="r2")
+    world.micro_batch(monkeypatch, 2, 5, run="r2")
+    assert cluster.rows() == [5]

@@ -10,9 +10,10 @@ from typing import Any, Final
 
 import pytest
 
-from spark_ledger.cli import inspection
+from spark_ledger.cli import inspection, listing
 from spark_ledger.cli.ends import _is_absurd
 from spark_ledger.cli.inspection import LedgerPicture, inspect_ledger
+from spark_ledger.cli.listing import SHORT_PAGES_MAX, HeldEntries
 from spark_ledger.cli.safety import Standing, exit_status, survey
 from spark_ledger.cli.show.zones import Safety
 from spark_ledger.cli.verify import NEVER_GIVEN_MAX, Verified, verify
@@ -213,6 +214,28 @@ def test_survey_of_a_bookie_that_lists_without_end_ends(lie: str, is_closed: boo
         assert found.at_risk == 0 and exit_status(found) in (0, 1)
         assert found.zones[Safety.UNCONFIRMED].entries <= 2**23
         assert (LIAR in found.silent) == (lie != "lists-without-end")
+
+    run_virtually(test)
+
+
+@pytest.mark.parametrize(("answer_s", "pages"), [(0.05, SHORT_PAGES_MAX), (0.11, 150)])
+def test_short_pages_of_a_slow_disk_are_no_lie_before_there_are_many(
+    answer_s: float, pages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a striped ledger a bookie reads whole blocks to know which entries they have."""
+    monkeypatch.setattr(listing, "SLOW_PAGES_MAX", 150)
+
+    async def test(_world: World) -> None:
+        async def ask(first: EntryId) -> ListedEntries:
+            await asyncio.sleep(answer_s)
+            return ListedEntries(BookieStatus.OK, [(first, first)], EntryId(first + 2))
+
+        faults: list[str] = []
+        held = HeldEntries(ask, 1_000_000, faults.append)
+        while held.known_until is not None:
+            assert not faults
+            await held.fetch()
+        assert "hardly anything" in faults[0] and len(await held.take(None)) == pages
 
     run_virtually(test)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any, cast
 
 import pytest
@@ -183,10 +185,11 @@ def test_callback_that_waits_for_its_own_thread_is_refused(
     assert len(told) == 1 and "must not wait" in str(told[0])
 
 
-def test_call_that_is_interrupted_ends_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_call_that_is_interrupted_ends_its_work() -> None:
     """Ctrl-C arrives while the main thread waits."""
-    started, cancelled = threading.Event(), threading.Event()
-    send = asyncio.run_coroutine_threadsafe
+    main = threading.main_thread().ident
+    assert main is not None
+    started, handled, cancelled = threading.Event(), threading.Event(), threading.Event()
 
     async def work() -> None:
         started.set()
@@ -196,20 +199,25 @@ def test_call_that_is_interrupted_ends_its_work(monkeypatch: pytest.MonkeyPatch)
             cancelled.set()
             raise
 
-    class Interrupted:
-        def __init__(self, *given: Any) -> None:
-            self._future = send(*given)
-
-        def result(self) -> None:
-            assert started.wait(10)
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        if not handled.is_set():
+            handled.set()
             raise KeyboardInterrupt
 
-        def cancel(self) -> None:
-            self._future.cancel()
+    def press() -> None:
+        assert started.wait(60)
+        while not handled.wait(0.05):
+            signal.pthread_kill(main, signal.SIGINT)
 
-    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", Interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        BlockingPortal.get().call(work())
+    before = signal.signal(signal.SIGINT, interrupt)
+    presser = threading.Thread(target=press)
+    presser.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            BlockingPortal.get().call(work())
+    finally:
+        presser.join()
+        signal.signal(signal.SIGINT, before)
     assert cancelled.wait(10)
 
 

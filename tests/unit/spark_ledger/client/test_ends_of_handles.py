@@ -14,6 +14,7 @@ import pytest
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.errors import FencedError, LedgerError
+from spark_ledger.limits.client import LEFT_OPEN_DELAY_S
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore
 from spark_ledger.protocol.append import AppendMachine
 from spark_ledger.protocol.events import Append, Event
@@ -156,6 +157,8 @@ async def ended_by_a_bug_of_ours(world: World, client: LedgerClient, other: Ledg
             await writer.append(b"x")
     with pytest.raises(LedgerError, match="broken on purpose"):
         await writer.close()
+    await asyncio.sleep(2 * LEFT_OPEN_DELAY_S)  # the ledger is closed behind it
+    assert not writer.is_left_open
 
 
 async def closed_by_a_caller_that_leaves(

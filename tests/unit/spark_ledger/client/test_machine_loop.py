@@ -170,6 +170,35 @@ async def test_crash_of_a_task_is_told_and_ends_the_loop(f: Fixture) -> None:
     assert f.machine.events == []
 
 
+@pytest.mark.parametrize("has_begun", [False, True])
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_answer_that_is_cancelled_from_outside_ends_the_loop(
+    is_stopped: bool, has_begun: bool
+) -> None:
+    """As by an application that cancels all tasks to end: the answer will not come."""
+
+    @on_loop
+    async def test(f: Fixture) -> None:
+        async def ask() -> Event:
+            await asyncio.sleep(3600)
+            return Tick()
+
+        f.loop.answer(ask)
+        if has_begun:
+            await settle()
+        if is_stopped:
+            await f.loop.stop()
+        else:
+            for task in f.loop._tasks:
+                task.cancel()
+        await settle()
+        assert [type(error) for error in f.crashes] == [LedgerClosedError] * (not is_stopped)
+        f.loop.feed(Tick())
+        assert f.machine.events == []
+
+    test()
+
+
 @on_loop
 async def test_task_that_is_cancelled_is_no_crash(f: Fixture) -> None:
     task = f.loop.spawn(asyncio.sleep(3600))

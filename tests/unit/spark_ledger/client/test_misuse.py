@@ -196,3 +196,11 @@ def test_what_tail_cannot_follow_is_refused_at_once(world: World) -> None:
 def test_custom_metadata_are_text(world: World, custom: Any) -> None:
     with connect(world) as client, pytest.raises(ConfigurationError, match="custom_metadata"):
         client.create_ledger(custom_metadata=custom)
+
+
+def test_key_of_the_ledgers_of_streams_is_refused(world: World) -> None:
+    """Keepers of before delete closed ledgers that have it and ``stream``."""
+    with connect(world) as client:
+        with pytest.raises(ConfigurationError, match="'stream_id': ledgers of streams have this"):
+            client.create_ledger(custom_metadata={"stream_id": "42"})
+        client.create_ledger(custom_metadata={"stream": "orders", "purpose": "mine"}).close()

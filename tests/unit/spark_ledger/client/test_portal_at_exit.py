@@ -103,6 +103,20 @@ def test_handler_that_was_registered_later_may_use_the_connection() -> None:
     assert lines == ["1", "works", "behind"]
 
 
+def test_handler_of_the_exit_may_do_what_needs_a_thread() -> None:
+    """As the end of a session with ZooKeeper, and the keys of a ledger with a password."""
+    lines = _ended(
+        "print('behind')",
+        "from spark_ledger.client.ledger_client import _derive_keys\n"
+        "from spark_ledger.tasks import in_thread\n"
+        "keys = portal.call(_derive_keys(b'secret', 1, b''))\n"
+        "late = lambda: keys == portal.call(_derive_keys(b'secret', 1, b''))\n"
+        "atexit.register(lambda: tell(late))\n"
+        "atexit.register(lambda: tell(lambda: portal.call(in_thread(max, 1, 2))))",
+    )
+    assert lines == ["2", "True", "behind"]
+
+
 def test_loop_that_is_busy_is_waited_for() -> None:
     """What it does must not run beside the end of the interpreter."""
     lines = _ended(

@@ -22,18 +22,19 @@ from spark_ledger.keeper.nodes import (
     STATE_PATH,
     SWEPT_PATH,
     AuditState,
+    DroppedNode,
     ask_for_audit,
     audit_page_path,
     dropped_path,
     read_audit,
     read_audit_page,
     read_clock,
-    read_dropped,
     read_packed,
     read_state,
     read_swept,
 )
 from spark_ledger.metadata.base import MetadataStore
+from spark_ledger.metadata.json_nodes import read_node
 from spark_ledger.metadata.ledgers import ledger_path
 from spark_ledger.metadata.memory import MemoryMetadataStore
 from spark_ledger.stream.catalog import StreamCatalog
@@ -87,7 +88,7 @@ async def all_decode(store: MetadataStore, stream_id: str) -> None:
     await read_packed(store)
     await read_audit(store)
     await read_audit_page(store, 0)
-    await read_dropped(store, stream_id)
+    await read_node(store, DroppedNode, dropped_path(stream_id))
 
 
 @pytest.mark.parametrize("takes_over", [False, True])

@@ -8,8 +8,9 @@ import pytest
 
 from spark_ledger.errors import ConflictError
 from spark_ledger.keeper.dropped import DroppedRows
-from spark_ledger.keeper.nodes import dropped_path, read_dropped
+from spark_ledger.keeper.nodes import DroppedNode, dropped_path
 from spark_ledger.metadata.base import MetadataStore
+from spark_ledger.metadata.json_nodes import read_node
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore
 from spark_ledger.stream.catalog import StreamCatalog
 from tests.unit.spark_ledger.client.world import World, run
@@ -99,10 +100,10 @@ def test_note_of_a_stream_that_is_gone_is_removed() -> None:
         clock = Clock()
         cared = await elected(world, clock)
         await passes(cared, clock, 10)
-        assert await read_dropped(client.store, stream_id) is not None
+        assert await read_node(client.store, DroppedNode, dropped_path(stream_id)) is not None
         await StreamCatalog(client).delete("s")
         await passes(cared, clock, 60)
-        assert await read_dropped(client.store, stream_id) is None
+        assert await read_node(client.store, DroppedNode, dropped_path(stream_id)) is None
 
     run(test)
 
@@ -159,7 +160,7 @@ def test_note_that_somebody_else_has_changed_is_read_again_by_the_next_sweep() -
             await cared._stream_keeper.sweep()
             conflicts.append(cared._stream_keeper._conflicts["s"])
         assert conflicts == [1, 0, 0]
-        found = await read_dropped(client.store, stream.config.stream_id)
+        found = await read_node(client.store, DroppedNode, dropped_path(stream.config.stream_id))
         assert found is not None and found.value.looks[-1][1] == 4
 
     run(test)
@@ -182,7 +183,9 @@ def test_keeper_without_a_rival_meets_no_conflict_in_what_it_writes_down(stays: 
             await passes(cared, clock, 60)  # one of them sweeps
             await cared._save()
             assert conflicts == []
-            found = await read_dropped(client.store, stream.config.stream_id)
+            found = await read_node(
+                client.store, DroppedNode, dropped_path(stream.config.stream_id)
+            )
             assert found is not None and found.value.looks[-1][1] == upto
             if not stays:
                 await until_dead(cared)

@@ -147,6 +147,7 @@ def test_keeper_whose_passes_all_fail_says_why_and_what_it_knows(node: str) -> N
         for _ in range(3):
             cared = await keeper(world, Clock())
             cared._clock, cared._config = loop_time(), replace(cared._config, pass_s=1.0)
+            cared._settler._clock = cared._clock
             stop = asyncio.Event()
             running = asyncio.ensure_future(cared.run(stop))
             await asyncio.sleep(5.0)

@@ -116,7 +116,9 @@ def test_ledger_of_a_stream_that_somebody_began_to_recover_is_closed(is_committe
             await passes(cared, clock, 50)  # a new keeper looks at each ledger once
         assert await unsettled(world) == ([], [] if is_committed else [segments[0].ledger_id])
         assert await read(stream) == ([1] if is_committed else [])
-        assert cared._halfway._ledgers == set() and cared._halfway._due_at == {}, "it is closed"
+        assert (
+            cared._settler._halfway._ledgers == set() and cared._settler._halfway._due_at == {}
+        ), "it is closed"
         await writer.close()
 
     run(test)

@@ -258,7 +258,7 @@ def test_ledger_that_cannot_be_recovered_is_tried_again_less_and_less() -> None:
         await cared.elect()
         await passes(cared, clock, 100)
         assert cared.found.failing == 1
-        assert cared._failed[writer.ledger_id].pause_s == 40.0
+        assert cared._settler._failed[writer.ledger_id].pause_s == 40.0
         for name in names:
             world.revive(name)
         await passes(cared, clock, 100)

@@ -162,7 +162,7 @@ def test_many_deletions_leave_streams_their_turn_and_go_on_in_the_next_pass() ->
         assert await cared.elect()
         await passes(cared, clock, 90)
         sweeps = []
-        care, change = cared._care_for_streams, cared._change
+        care, change = cared._care_for_streams, cared._settler._change
 
         async def cares(*, is_sweep: bool) -> None:
             sweeps.append(clock.now)
@@ -173,7 +173,7 @@ def test_many_deletions_leave_streams_their_turn_and_go_on_in_the_next_pass() ->
             await change(operations)
 
         cared._care_for_streams = cares  # type: ignore[method-assign]
-        cared._change = changes  # type: ignore[method-assign]
+        cared._settler._change = changes  # type: ignore[method-assign]
         left = []
         for _ in range(5):
             await passes(cared, clock, 10)
@@ -195,17 +195,17 @@ def test_ledgers_that_cannot_be_recovered_keep_no_other_from_its_turn(
         clock = Clock()
         cared = await keeper(world, clock)
         assert await cared.elect()
-        begin = cared._begin_recovery
+        begin = cared._settler._begin_recovery
 
         async def slow(work: Any, ledger_id: Any) -> None:
             clock.now += PASS_PART_S / 2 + 0.1  # with pauses that end before the next pass
             if ledger_id == last:
                 await begin(work, ledger_id)
             else:
-                cared._fail(ledger_id, "is not recovered", BookieUnavailableError("away"))
+                cared._settler._fail(ledger_id, "is not recovered", BookieUnavailableError("away"))
 
-        cared._begin_recovery = slow  # type: ignore[method-assign]
-        monkeypatch.setattr("spark_ledger.keeper.keeper.FAILED_AGAIN_S_MAX", 1.0)
+        cared._settler._begin_recovery = slow  # type: ignore[method-assign]
+        monkeypatch.setattr("spark_ledger.keeper.settling.FAILED_AGAIN_S_MAX", 1.0)
         await passes(cared, clock, 80)
         assert last not in (await unsettled(world))[0]
         assert len((await unsettled(world))[0]) == 5

@@ -15,7 +15,7 @@ from spark_ledger.stream.ledgers import OpenLedger
 from spark_ledger.stream.packs.model import Pack
 from spark_ledger.stream.packs.optimizer import Optimizer
 from spark_ledger.stream.packs.store import read_packs
-from spark_ledger.stream.retention.reclaim import LiveNames
+from spark_ledger.stream.retention.live_names import LiveNames
 from tests.unit.spark_ledger.client.world import World, run
 from tests.unit.spark_ledger.keeper.test_streams import closed_commits, elected, ledgers
 from tests.unit.spark_ledger.keeper.world import Clock, new_stream, passes, read, unsettled

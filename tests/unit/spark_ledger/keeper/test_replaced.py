@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from spark_ledger.keeper.nodes import read_dropped
+from spark_ledger.keeper.nodes import DroppedNode, dropped_path
 from spark_ledger.limits.keeper import REPLACED_GRACE_S
+from spark_ledger.metadata.json_nodes import read_node
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.stream import Stream
 from tests.unit.spark_ledger.client.world import World, run
@@ -41,7 +42,7 @@ def test_what_packs_and_pages_have_replaced_goes_after_the_grace(
         cared = await elected(world, clock, replaced_grace_s=GRACE_S)
         await passes(cared, clock, GRACE_S / 2)
         assert former < await ledgers(world)
-        node = await read_dropped(cared._store, stream.config.stream_id)
+        node = await read_node(cared._store, DroppedNode, dropped_path(stream.config.stream_id))
         assert node is not None and len(node.value.merged) == len(node.value.packed) == 1
         if killed:
             await cared._save()
@@ -76,6 +77,7 @@ def test_stream_of_which_nothing_was_replaced_has_no_note(monkeypatch: pytest.Mo
         before = await ledgers(world)
         await passes(cared, clock, 120)
         assert await ledgers(world) == before
-        assert await read_dropped(cared._store, stream.config.stream_id) is None
+        path = dropped_path(stream.config.stream_id)
+        assert await read_node(cared._store, DroppedNode, path) is None
 
     run(test)

@@ -214,7 +214,7 @@ def test_keeper_asks_anew_whose_a_ledger_is_behind_an_unnoticed_restore() -> Non
         await dying.close()
         await living.context.owner.announce()
         with pytest.raises(MetadataRestoredError, match="ledger 1: its metadata"):
-            await passes(cared, clock, 300)
+            await passes(cared, clock, 100)  # before all ledgers are read anew (rule K3)
         await cared._election.resign()
         fresh = await elected(world, clock)
         await passes(fresh, clock, 300)

@@ -15,7 +15,7 @@ from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.format import codec
 from spark_ledger.stream.model import Retention, Segment
-from spark_ledger.stream.retention import reclaim
+from spark_ledger.stream.retention import live_names, reclaim
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import LedgerId
 from tests.unit.spark_ledger.client.world import World, run
@@ -465,7 +465,7 @@ def test_live_names_beyond_the_bound_are_read_again(kept: int) -> None:
     async def test(world: World) -> None:
         stream = await new_stream(await world.client())
         await closed_commits(world, stream, 6)
-        names = reclaim.LiveNames(kept)
+        names = live_names.LiveNames(kept)
         all_ids = await ledgers(world)
         log = stream._log
         assert await names.named(log, all_ids, 0, 6) == all_ids  # type: ignore[arg-type]

@@ -146,12 +146,14 @@ def test_ledger_that_always_fails_is_tried_each_hour_and_told_once_for_each_try(
         cared = await keeper(world, clock)
         for _ in range(12):
             for _ in range(2):  # a look within the pause says nothing
-                cared._fail(ledger_id, "is not recovered yet", RecoveryError("too few answer"))
-            failed = cared._failed[ledger_id]
+                cared._settler._fail(
+                    ledger_id, "is not recovered yet", RecoveryError("too few answer")
+                )
+            failed = cared._settler._failed[ledger_id]
             pauses.append(failed.pause_s)
             assert failed.again_at == clock.now + failed.pause_s
             clock.now = failed.again_at
-        assert cared._last_error == "ledger 7: too few answer"
+        assert cared._settler.last_error == "ledger 7: too few answer"
 
     with caplog.at_level(logging.WARNING):
         run(test)

@@ -12,7 +12,8 @@ import pytest
 
 import spark_ledger
 from bookie_server.config import parse
-from bookie_server.server import BookieServer, format_bookie
+from bookie_server.process import format_bookie
+from bookie_server.server import BookieServer
 from connector import sessions
 from connector.options import read_options, write_options
 from spark_ledger import aio

@@ -4,6 +4,7 @@ sync; and what a server says of its size."""
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Thread
@@ -426,3 +427,22 @@ def test_size_is_what_a_server_says_to_either_question(
         assert await store.size() == size
 
     run(scenario)
+
+
+def test_exit_handler_ends_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python begins no thread then. The owner would live on for as long as the session."""
+
+    def refuse(*_args: object) -> None:
+        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    async def main() -> None:
+        server = FakeServer()
+        monkeypatch.setattr(session, "KazooClient", server.client)
+        store = await open_store("zk://h:1/root")
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio, "to_thread", refuse)
+            patch.setattr(threading, "main_thread", Thread)
+            await store.close()
+        assert [client.is_stopped for client in server.clients] == [True]
+
+    asyncio.run(main())

@@ -307,3 +307,20 @@ def test_a_lane_before_the_hole_must_answer() -> None:
     assert "entry 0" in str(error_of(commands))
     cancelled = [(cancel.bookie_index, cancel.lane) for cancel in only(commands, CancelRead)]
     assert sorted(cancelled) == [(0, 2), (2, 1), (2, 2)]
+
+
+def test_recovery_that_fails_for_two_reasons_says_the_first_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In one event: what was found cannot be stored, and nobody tells what stands behind it."""
+    recoverer = striped()
+    recoverer.bring(1, 4, lane=1)
+    recoverer.end(1, DOWN, 7, lane=1)
+    recoverer.end(2, DOWN, 7, lane=1)
+    recoverer.bring(2, 8, lane=2)
+    recoverer.fail(0, "b0")
+    recoverer.fail(1, "b1")
+    # As of bookies that have failed before: others are not looked for at once.
+    monkeypatch.setattr(recoverer.machine._replication, "failed_due", lambda _now: ())
+    error = error_of(recoverer.bring(0, 9, lane=0))
+    assert isinstance(error, RecoveryError) and "to store its end" in str(error)

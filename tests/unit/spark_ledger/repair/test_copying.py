@@ -11,7 +11,7 @@ import pytest
 
 from spark_ledger.errors import BookieUnavailableError, NoSuchEntryError
 from spark_ledger.metadata.ledgers import LedgerStore
-from spark_ledger.repair import copying
+from spark_ledger.repair import merging
 from spark_ledger.repair.copying import Copier, TargetFailedError
 from spark_ledger.repair.ledger import _access
 from spark_ledger.repair.plan import LaneCopy, final_fragments, lane_copies
@@ -93,7 +93,7 @@ class Copying:
         transport = self.client.context.transport
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(transport, "open_appender", target.opened)
-            await self.copier.copy(self.lane, self.target)
+            await self.copier.copy([self.lane], self.target)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_no_read_is_open_while_a_copy_waits_for_its_rate_or_its_target(
             size = len(
                 next(iter(world.bookies[made.others[0]].ledgers[made.ledger_id].entries.values()))
             )
-            patch.setattr(copying, "READ_CHUNK_BYTES_TARGET", size * entries_at_once)
+            patch.setattr(merging, "READ_CHUNK_BYTES_TARGET", size * entries_at_once)
             patch.setattr(made.client.context.transport, "read", calls.read)
             patch.setattr(made.copier._throttles, "take", take)
             await made.to(target)
@@ -290,7 +290,7 @@ def test_source_that_goes_on_sending_is_heard_no_longer_than_it_was_asked(
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(transport, "read", read)
-            patch.setattr(copying, "READ_CHUNK_BYTES_TARGET", 100)
+            patch.setattr(merging, "READ_CHUNK_BYTES_TARGET", 100)
             await made.to(target)
         assert [e for run in target.sent for e in run.ids()] == list(range(20))
         assert sent and max(sent) <= 3, "of some fifty bytes each"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -33,8 +34,10 @@ def test_bookie_that_gives_its_copy_back_meanwhile_is_not_named(
         await mark(client.store, ledger_id, frozenset([BookieId(first)]), 2)
         copy, gone = Copier.copy, list[BookieId]()
 
-        async def copy_and_give_back(copier: Copier, lane: LaneCopy, target: BookieId) -> None:
-            await copy(copier, lane, target)
+        async def copy_and_give_back(
+            copier: Copier, lanes: Sequence[LaneCopy], target: BookieId
+        ) -> None:
+            await copy(copier, lanes, target)
             if not gone:
                 gone.append(target)
                 path = ledger_path(ledger_id)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from spark_ledger.client.ledger_client import LedgerClient
-from spark_ledger.repair import copying, hung
+from spark_ledger.repair import hung, merging
 from spark_ledger.repair.copying import Copier
 from spark_ledger.repair.hung import HungBookies
 from spark_ledger.repair.nodes import mark
@@ -87,7 +87,7 @@ def test_source_that_hung_is_asked_first_no_more_by_any_ledger_of_the_worker_for
 ) -> None:
     async def test(world: World) -> None:
         made, hanging = await copying_beside(world, monkeypatch)
-        monkeypatch.setattr(copying, "READ_CHUNK_BYTES_TARGET", 1)
+        monkeypatch.setattr(merging, "READ_CHUNK_BYTES_TARGET", 1)
         if not knows_password:
             made.copier._access = made.copier._access._replace(digest=None)
         for ledgers in (1, 2, 3):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from spark_ledger.metadata.ledgers import LEDGERS_PATH
@@ -126,8 +128,8 @@ def test_ledger_that_is_named_behind_a_lost_session_leaves_the_lock_of_another(
         store, copy = cared.worker._client.store, Copier.copy
         assert isinstance(store, MemoryMetadataStore)
 
-        async def late(copier: Copier, lane: LaneCopy, target: BookieId) -> None:
-            await copy(copier, lane, target)
+        async def late(copier: Copier, lanes: Sequence[LaneCopy], target: BookieId) -> None:
+            await copy(copier, lanes, target)
             if is_lost:
                 store.expire()
                 await other.create(lock_path(ledger_id), b"", ephemeral=True)

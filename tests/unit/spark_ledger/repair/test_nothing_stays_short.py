@@ -152,11 +152,11 @@ def test_sources_that_are_busy_are_asked_again_for_a_while(
         monkeypatch.setattr(transport, "read", busy)
         began = asyncio.get_running_loop().time()
         if refusals == 3:
-            await made.copier.copy(made.lane, made.target)
+            await made.copier.copy([made.lane], made.target)
             assert made.counts["entries"] == 20
         else:
             with pytest.raises(Exception, match="cannot be read now"):
-                await made.copier.copy(made.lane, made.target)
+                await made.copier.copy([made.lane], made.target)
             assert 0 < asyncio.get_running_loop().time() - began < 60.0
 
     run_virtually(test, bookies=4)
@@ -183,7 +183,7 @@ def test_source_that_is_busy_is_asked_again_though_all_others_lack_the_entry(
                     yield chunk
 
         monkeypatch.setattr(transport, "read", read)
-        await made.copier.copy(made.lane, made.target)
+        await made.copier.copy([made.lane], made.target)
         assert made.counts["entries"] == 20 and not refusals
 
     run_virtually(test, bookies=4)

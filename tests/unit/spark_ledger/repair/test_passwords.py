@@ -15,7 +15,7 @@ from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.config import ClientConfig
 from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.memory import MemoryMetadataStore, MemoryTree
-from spark_ledger.repair import copying
+from spark_ledger.repair import merging
 from spark_ledger.repair.nodes import mark
 from spark_ledger.repair.status import RepairStatus, look
 from spark_ledger.repair.throttle import Throttles
@@ -316,7 +316,7 @@ def test_member_that_brings_nothing_is_asked_to_compare_once(
     status: BookieStatus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once for each entry, if it lacks that one; once at all, if it says nothing."""
-    monkeypatch.setattr(copying, "READ_CHUNK_BYTES_TARGET", 300)
+    monkeypatch.setattr(merging, "READ_CHUNK_BYTES_TARGET", 300)
 
     async def test(world: RealWorld) -> None:
         client = await world.client()

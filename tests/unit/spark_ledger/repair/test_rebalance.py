@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -206,7 +206,7 @@ def test_bookie_that_took_no_copy_is_asked_no_more_in_this_pass(
     """Of a thousand ledgers each would wait for its time to run out."""
     asked: list[BookieId] = []
 
-    async def refused(_copier: Copier, _lane: LaneCopy, target: BookieId) -> None:
+    async def refused(_copier: Copier, _lanes: Sequence[LaneCopy], target: BookieId) -> None:
         asked.append(target)
         raise TargetFailedError(f"bookie {target} takes nothing")
 
@@ -230,12 +230,12 @@ def test_bookie_that_took_no_copy_is_asked_again_in_the_next_pass(
     """And what failed in the pass before is told no more."""
     copied, real = 0, Copier.copy
 
-    async def refused_once(copier: Copier, lane: LaneCopy, target: BookieId) -> None:
+    async def refused_once(copier: Copier, lanes: Sequence[LaneCopy], target: BookieId) -> None:
         nonlocal copied
         copied += 1
         if copied == 2:
             raise TargetFailedError(f"bookie {target} takes nothing")
-        await real(copier, lane, target)
+        await real(copier, lanes, target)
 
     async def test(world: World) -> None:
         client = await world.client()
@@ -271,8 +271,10 @@ def test_bookie_that_lost_its_copies_meanwhile_is_not_named(
         client = await world.client()
         ledgers = await before_it_came(world, client, count=8)
 
-        async def copied_and_lost(copier: Copier, lane: LaneCopy, target: BookieId) -> None:
-            await copy(copier, lane, target)
+        async def copied_and_lost(
+            copier: Copier, lanes: Sequence[LaneCopy], target: BookieId
+        ) -> None:
+            await copy(copier, lanes, target)
             del world.bookies[target].ledgers[copier._ledger_id]
 
         monkeypatch.setattr(Copier, "copy", copied_and_lost)

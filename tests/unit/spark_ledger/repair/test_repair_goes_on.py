@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -158,13 +159,13 @@ def test_pass_that_is_cut_off_leaves_nothing_at_work(monkeypatch: pytest.MonkeyP
             await mark(client.store, writer.ledger_id, frozenset([name]), 2)
         at_work, most, copy = 0, 0, Copier.copy
 
-        async def slow(copier: Copier, lane: LaneCopy, target: BookieId) -> None:
+        async def slow(copier: Copier, lanes: Sequence[LaneCopy], target: BookieId) -> None:
             nonlocal at_work, most
             at_work += 1
             most = max(most, at_work)
             try:
                 await asyncio.sleep(1.0)
-                await copy(copier, lane, target)
+                await copy(copier, lanes, target)
             finally:
                 at_work -= 1
 

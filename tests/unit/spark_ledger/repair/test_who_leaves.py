@@ -4,7 +4,7 @@ R10)."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -65,8 +65,8 @@ def behind_the_first_copy(
     """Let ``act`` happen to the bookie that was copied to first, before it is named; and who is."""
     real, targets = Copier.copy, list[BookieId]()
 
-    async def copy(copier: Copier, lane: LaneCopy, target: BookieId) -> None:
-        await real(copier, lane, target)
+    async def copy(copier: Copier, lanes: Sequence[LaneCopy], target: BookieId) -> None:
+        await real(copier, lanes, target)
         if not targets:
             targets.append(target)
             await act(target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 
@@ -37,11 +38,11 @@ def test_bookie_that_refuses_its_copies_is_tried_once_and_then_another(
         cared = await crew(world)
         cared.worker._client.context.use([BookieId(takes)], +1)  # the other one is chosen first
 
-        async def refused(copier: Copier, lane: LaneCopy, target: BookieId) -> None:
+        async def refused(copier: Copier, lanes: Sequence[LaneCopy], target: BookieId) -> None:
             asked[target] += 1
             if target == refuses:
                 raise TargetFailedError(f"bookie {target} takes nothing")
-            await copy(copier, lane, target)
+            await copy(copier, lanes, target)
 
         monkeypatch.setattr(Copier, "copy", refused)
         await lose(world, members[0])
@@ -74,8 +75,8 @@ def test_entry_that_nobody_holds_is_the_reason_whatever_else_fails(
         metadata = await client.ledger_metadata(writer.ledger_id)
         second = metadata.fragments[1].first_entry
 
-        async def fails(_copier: Copier, lane: LaneCopy, _target: BookieId) -> None:
-            raise reasons[lane.first >= second]
+        async def fails(_copier: Copier, lanes: Sequence[LaneCopy], _target: BookieId) -> None:
+            raise reasons[lanes[0].first >= second]
 
         monkeypatch.setattr(Copier, "copy", fails)
         await lose(world, stays)

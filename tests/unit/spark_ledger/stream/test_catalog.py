@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -19,7 +20,7 @@ from spark_ledger.stream import catalog
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.model import Compression, StreamConfig
 from spark_ledger.stream.nodes import StreamNodes
-from spark_ledger.stream.retention.reclaim import LiveNames
+from spark_ledger.stream.retention.live_names import LiveNames
 from spark_ledger.types import Versioned
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.packs.world import ClosedDeletions
@@ -123,7 +124,7 @@ def test_deleting_takes_the_ledgers_that_only_this_stream_names() -> None:
         ledgers = FakeLedgers()
         streams = StreamCatalog(ledgers)
         other = await streams.create("other", SCHEMA)
-        theirs = (await other.append(table(0))).segments[0]
+        theirs = replace((await other.append(table(0))).segments[0], stream_id="")
         stream = await streams.create("s", SCHEMA)
         mine = (await stream.append(table(0), sink_id="q", transaction_id=1)).segments[0]
         await stream.commit_segments([theirs, loose(1, ledger_id=12345)])

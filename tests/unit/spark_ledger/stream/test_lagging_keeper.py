@@ -7,8 +7,9 @@ import pytest
 from spark_ledger.stream import model as stream_model
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.model import Retention
+from spark_ledger.stream.retention.live_names import LiveNames
 from spark_ledger.stream.retention.names import LedgerCounts, count_ledgers, names_of
-from spark_ledger.stream.retention.reclaim import LiveNames, Reclaimed
+from spark_ledger.stream.retention.reclaim import Reclaimed
 from spark_ledger.types import LedgerId
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.packs.test_packs import (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import count
 
 import pyarrow as pa
 import pytest
@@ -12,9 +13,9 @@ from spark_ledger.metadata.base import Operation
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.model import Commit, Retention
 from spark_ledger.stream.ranges import ranges_between
-from spark_ledger.stream.retention.reclaim import LiveNames
+from spark_ledger.stream.retention.live_names import LiveNames
 from spark_ledger.stream.stream import Stream
-from spark_ledger.types import Versioned
+from spark_ledger.types import Dlsn, Versioned
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.packs.test_packs import freed, optimize, write, written
 from tests.unit.spark_ledger.stream.packs.world import ClosedDeletions
@@ -105,6 +106,47 @@ def test_handle_sees_what_it_has_committed() -> None:
         assert await numbers(stream.read()) == [0, 1, 2]
 
     run(scenario())
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        lambda stream: numbers(stream.read()),
+        lambda stream: numbers(stream.tail("earliest", idle_timeout=0)),
+        lambda stream: numbers_up_to(stream, stream.position_at_timestamp(1 << 50)),
+        lambda stream: numbers_up_to(stream, stream.position_of_row(3)),
+        lambda stream: numbers_up_to(stream, stream.position_of("sink", 3)),
+        lambda stream: numbers_since(stream, 2),
+    ],
+)
+def test_what_ends_now_has_all_that_was_acknowledged_before(
+    found: Callable[[Stream], Awaitable[list[int]]],
+) -> None:
+    """By another process, over a server that is ahead of ours."""
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await StreamCatalog(ledgers).create("s", SCHEMA)
+        stream._committer.clock_ms = count(1_000).__next__
+        await stream.append(table(0), sink_id="sink", transaction_id=0)
+        reader = await behind(ledgers, "head")
+        for number in (1, 2):
+            await stream.append(table(number), sink_id="sink", transaction_id=number)
+        assert await found(reader) == [0, 1, 2]
+
+    run(scenario())
+
+
+async def numbers_up_to(stream: Stream, end: Awaitable[Dlsn | None]) -> list[int]:
+    position = await end
+    return await numbers(stream.read("earliest", "latest" if position is None else position))
+
+
+async def numbers_since(stream: Stream, number: int) -> list[int]:
+    """Those up to a commit that is looked for by its time."""
+    found = await stream.first_commit_since((await stream.commit(number)).time_ms)
+    assert found is not None
+    return await numbers(stream.read("earliest", Dlsn(found.end_segment)))
 
 
 def test_ledger_that_a_commit_names_while_it_is_given_back_stays() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from spark_ledger.errors import NoSuchStreamError
+from spark_ledger.errors import ConfigurationError, NoSuchStreamError
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.model import StreamConfig
 from spark_ledger.stream.nodes import StreamNodes
@@ -131,5 +133,27 @@ def test_delete_of_nodes_leaves_the_new_stream_alone() -> None:
         await others.delete("s")
         reader = await another(ledgers)[1].open("s")
         assert sum([b.num_rows async for b in reader.read()]) == 5
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("name", ["s", "other"])
+def test_rows_that_were_written_for_another_stream_are_refused(name: str) -> None:
+    """Their space is given back with that one, and another schema may have the same layout."""
+
+    async def scenario() -> None:
+        _, streams, stale = await two_processes()
+        segments = await stale.write(table(0, 3))
+        segments = pickle.loads(pickle.dumps(segments))
+        await streams.delete("s")
+        await streams.create(name, SCHEMA)
+        stream = await streams.open(name)
+        with pytest.raises(ConfigurationError, match="for another stream"):
+            await stream.commit_segments(segments)
+        assert (await stream.head()).next_commit == 0
+        (own,) = await stream.write(table(0, 3))
+        older = replace(own, stream_id="")  # of a task of a version that did not say
+        assert (await stream.commit_segments([older])).number == 0
+        assert (await stream.commit_segments([own])).number == 1
 
     run(scenario())

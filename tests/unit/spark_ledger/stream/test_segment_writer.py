@@ -23,7 +23,7 @@ from spark_ledger.errors import (
 from spark_ledger.limits import KIB
 from spark_ledger.limits.entries import ENTRY_PAYLOAD_BYTES_MAX
 from spark_ledger.stream.catalog import StreamCatalog
-from spark_ledger.stream.format.entries import decode_entry
+from spark_ledger.stream.format.entries import EntryDecoder
 from spark_ledger.stream.model import UNPLACED, Segment
 from spark_ledger.stream.segment_writer import SegmentWriter, as_batches
 from spark_ledger.stream.stream import Stream
@@ -43,7 +43,7 @@ def rows_of(ledgers: FakeLedgers, stream: Stream, segments: list[Segment]) -> li
         part = payloads[segment.first_entry : segment.last_entry + 1]
         assert segment.size_bytes == sum(map(len, part))
         schema = stream.config.schemas[segment.schema_version]
-        batches = [decode_entry(payload, schema, "e") for payload in part]
+        batches = [EntryDecoder(schema).decode(payload, "e") for payload in part]
         assert tuple(batch.num_rows for batch in batches) == segment.entry_rows
         rows += [n for batch in batches for n in batch.column("n").to_pylist() if n is not None]
     return rows

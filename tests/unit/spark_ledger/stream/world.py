@@ -22,7 +22,7 @@ from spark_ledger.stream.manifest.format import decode_root
 from spark_ledger.stream.manifest.tree import ManifestRoot, Page
 from spark_ledger.stream.model import UNPLACED, Head, Segment
 from spark_ledger.stream.nodes import StreamNodes
-from spark_ledger.stream.retention.reclaim import LiveNames
+from spark_ledger.stream.retention.live_names import LiveNames
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import EntryId, LedgerId, LedgerMetadata, Versioned
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
@@ -121,7 +121,9 @@ def lagging_heads(monkeypatch: pytest.MonkeyPatch, reads: int, *names: str) -> N
     read = StreamNodes.head
     known: dict[str, list[Versioned[Head]]] = {}
 
-    async def old(self: StreamNodes) -> Versioned[Head]:
+    async def old(self: StreamNodes, *, latest: bool = False) -> Versioned[Head]:
+        if latest:
+            return await read(self, latest=True)
         if self.head_path not in known:
             known[self.head_path] = reads * [await read(self)]
         left = known[self.head_path] if not names or self.name in names else None

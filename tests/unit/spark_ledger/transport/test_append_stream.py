@@ -476,3 +476,22 @@ async def test_stall_is_a_note_and_the_appender_goes_on(f: Fixture) -> None:
     f.call.answer(appender.tag, 0)
     await settle()
     assert [result.status for result in f.results] == [BookieStatus.STALLED, BookieStatus.OK]
+
+
+@pytest.mark.parametrize("which", ["all", "sender", "receiver"])
+def test_stream_whose_tasks_are_cancelled_is_broken(which: str) -> None:
+    """As by an application that ends its loop: its writers are still to be closed over others."""
+
+    @on_loop
+    async def test(f: Fixture) -> None:
+        appender = f.open()
+        appender.send(make_run(4))
+        await settle()
+        tasks = {"all": slice(2), "sender": slice(1), "receiver": slice(1, 2)}[which]
+        for task in f.stream._tasks[tasks]:
+            task.cancel()
+        await settle()
+        assert f.stream.is_broken and f.call.cancelled
+        assert [(r.status, r.last_entry) for r in f.results] == [(BookieStatus.UNAVAILABLE, 4)]
+
+    test()

@@ -328,6 +328,8 @@ def test_append_answered_with_nonsense_breaks_the_stream() -> None:
             async with asyncio.timeout(20):
                 while not results:
                     await asyncio.sleep(0.01)
-            assert results[0].status is BookieStatus.UNAVAILABLE
+            # A write that fails hides why its stream ended: which of the two comes first is open.
+            broken = (BookieStatus.UNAVAILABLE, BookieStatus.TOO_MANY_REQUESTS)
+            assert results[0].status in broken
 
     asyncio.run(main())

@@ -15,7 +15,7 @@ from bookie_server.service.guard import client_watch, strangers
 from bookie_server.service.guard.client_watch import ClientWatch
 from bookie_server.service.guard.connections import Connections
 from bookie_server.service.guard.hanging_up import HangUp, Why
-from bookie_server.service.guard.sockets import Sockets, open_file_count
+from bookie_server.service.guard.sockets import Received, Sockets, open_file_count
 from spark_ledger.limits import MIB
 from spark_ledger.limits.bookie import BOOKIE_IDLE_S
 
@@ -28,8 +28,12 @@ class Kernel(Sockets):
         self.bytes: dict[str, int] = {}
         self.muted: set[str] = set()
 
-    def received(self, peers: Iterable[str]) -> dict[str, int]:
-        return {peer: self.bytes[peer] for peer in peers if peer in self.bytes}
+    def received(self, peers: Iterable[str]) -> dict[str, Received]:
+        return {
+            peer: Received(self.bytes[peer], frozenset({hash(peer)}))
+            for peer in peers
+            if peer in self.bytes
+        }
 
     def mute(self, peers: Iterable[str]) -> None:
         self.muted.update(peers)
@@ -402,7 +406,7 @@ def test_watch_whose_look_fails_once_looks_again(
         broken = iter([True, True])
         received = world.kernel.received
 
-        def fails(peers: Iterable[str]) -> dict[str, int]:
+        def fails(peers: Iterable[str]) -> dict[str, Received]:
             if next(broken, False):
                 raise error
             return received(peers)
@@ -416,3 +420,29 @@ def test_watch_whose_look_fails_once_looks_again(
         assert world.ended.by == {"stopped": Why.UNFINISHED}
 
     asyncio.run(main())
+
+
+def test_connection_that_had_many_calls_is_measured_before_it_sends_a_half() -> None:
+    """Its calls were granted more than they took, and it has no call that is late then."""
+
+    async def main() -> None:
+        world = World()
+        world.kernel.bytes["busy"] = 60_000
+        for _call in range(1_000):
+            with world.connections.call("busy"):
+                pass
+        await world.watch.look()
+        assert not world.connections.unmeasured and not world.ended.by
+        world.half("busy", 70)
+        world.half("small", 2)
+        for _look in range(3):
+            await world.watch.look()
+        assert world.ended.by == {"busy": Why.UNFINISHED}
+        with world.connections.call("gone"):
+            world.connections.given("gone", 1 * MIB)
+        await world.watch.look()
+        assert not world.connections.unmeasured, "nobody asks for it again and again"
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(client_watch, "BOOKIE_STALLED_MESSAGE_S", 0.0)
+        asyncio.run(main())

@@ -9,6 +9,7 @@ import pytest
 
 from bookie_server.service.guard import client_watch
 from bookie_server.service.guard.connections import Connections
+from bookie_server.service.guard.sockets import Received
 from spark_ledger.limits import MIB
 from spark_ledger.limits.bookie import BOOKIE_STRANGERS_AT_ONCE
 from tests.unit.bookie_server.service.guard.test_client_watch import Stream, World
@@ -99,7 +100,8 @@ def test_connection_that_is_accepted_while_all_are_listed_keeps_its_counts() -> 
     with connections.call("new"):
         connections.given("new", 8 * MIB)
         connections.keep([])
-        assert connections.held({"new": 8 * MIB + 1_000})["new"] <= 0
+        found = Received(8 * MIB + 1_000, frozenset({1}))
+        assert connections.held({"new": found}, connections.granted(["new"]))["new"] <= 0
     connections.keep([])
     assert len(connections) == 0
 

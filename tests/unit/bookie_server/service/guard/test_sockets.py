@@ -38,6 +38,11 @@ class Pair:
         self.served.close()
 
 
+def counts(sockets: Sockets, peers: list[str]) -> dict[str, int]:
+    """The bytes that have arrived from each."""
+    return {peer: found.byte_count for peer, found in sockets.received(peers).items()}
+
+
 @pytest.fixture(params=HOSTS)
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     made = Pair(HOSTS[request.param])
@@ -48,8 +53,20 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
 def test_what_has_arrived_is_known_by_peer(pair: Pair) -> None:
     pair.client.sendall(bytes(1000))
     assert len(pair.served.recv(1000, socket.MSG_WAITALL)) == 1000
-    found = Sockets().received([pair.peer, "ipv4:10.0.0.1:1", "unix:/nobody"])
+    found = counts(Sockets(), [pair.peer, "ipv4:10.0.0.1:1", "unix:/nobody"])
     assert found == {pair.peer: 1000}
+
+
+def test_next_connection_from_the_same_port_is_another_one() -> None:
+    one = Pair("127.0.0.1")
+    port = one.client.getsockname()[1]
+    first = Sockets().received([one.peer])[one.peer].sockets
+    assert Sockets().received([one.peer])[one.peer].sockets == first
+    one.close()
+    other = Pair("127.0.0.1", port)
+    found = Sockets().received([other.peer])[other.peer].sockets
+    assert other.peer == one.peer and len(found) == 1 and not found & first
+    other.close()
 
 
 @contextmanager
@@ -74,7 +91,7 @@ def test_client_that_connects_twice_from_one_port_is_looked_at_as_one() -> None:
         pairs[1].client.sendall(bytes(10))
         assert pairs[0].served.recv(1000, socket.MSG_WAITALL)
         assert pairs[1].served.recv(10, socket.MSG_WAITALL)
-        assert found.received([peer]) == {peer: 1010}
+        assert counts(found, [peer]) == {peer: 1010}
         found.mute([peer])
         for pair in pairs:
             pair.client.sendall(b"dropped, and sent again")
@@ -99,7 +116,7 @@ def test_connections_to_another_port_of_the_process_are_none_of_grpc() -> None:
         found.port = served.served.getsockname()[1]
         other.client.sendall(bytes(10))
         assert other.served.recv(10, socket.MSG_WAITALL)
-        assert found.received([served.peer]) == {served.peer: 0}
+        assert counts(found, [served.peer]) == {served.peer: 0}
         assert found.hang_up([served.peer]) == [served.peer]
         other.client.sendall(b"goes on")
         assert other.served.recv(10) == b"goes on"
@@ -111,12 +128,12 @@ def test_second_connection_of_a_name_that_is_known_is_found_soon(
     found, now = Sockets(), 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     one = Pair("127.0.0.1")
-    assert found.received([one.peer]) == {one.peer: 0}
+    assert counts(found, [one.peer]) == {one.peer: 0}
     other = Pair("127.0.0.1", one.client.getsockname()[1])
     other.client.sendall(bytes(10))
     assert other.served.recv(10, socket.MSG_WAITALL)
     now += KNOWN_S
-    assert found.received([one.peer]) == {one.peer: 10}
+    assert counts(found, [one.peer]) == {one.peer: 10}
     one.close()
     other.close()
 
@@ -126,7 +143,7 @@ def test_connection_that_has_two_numbers_counts_once(pair: Pair) -> None:
     pair.client.sendall(bytes(1000))
     assert len(pair.served.recv(1000, socket.MSG_WAITALL)) == 1000
     with pair.served.dup():
-        assert Sockets().received([pair.peer]) == {pair.peer: 1000}
+        assert counts(Sockets(), [pair.peer]) == {pair.peer: 1000}
 
 
 def test_connections_of_a_port_are_those_of_its_clients(pair: Pair) -> None:
@@ -230,10 +247,10 @@ def test_connections_that_are_gone_are_not_remembered(pair: Pair) -> None:
 
 def test_numbers_that_moved_are_found_again(pair: Pair) -> None:
     found = Sockets()
-    assert found.received([pair.peer]) == {pair.peer: 0}
+    assert counts(found, [pair.peer]) == {pair.peer: 0}
     moved = pair.served.dup()
     pair.served.close()
-    assert found.received([pair.peer]) == {pair.peer: 0}
+    assert counts(found, [pair.peer]) == {pair.peer: 0}
     moved.close()
 
 

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import random
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,7 +14,12 @@ import pytest
 
 from bookie_server.storage.blocks import encode_run
 from bookie_server.storage.fs import direct_file
-from bookie_server.storage.fs.direct_file import BUFFER_BYTES, SPLIT_BYTES_MAX
+from bookie_server.storage.fs.direct_file import (
+    _BUFFERS_KEPT_MAX,
+    BUFFER_BYTES,
+    SPLIT_BYTES_MAX,
+    BufferPool,
+)
 from bookie_server.storage.fs.fault_fs import FaultFileSystem
 from bookie_server.storage.fs.memory_fs import MemoryFile, MemoryFileSystem
 from bookie_server.storage.fs.posix_fs import PosixFile, PosixFileSystem
@@ -227,13 +233,30 @@ def test_buffers_are_used_again(tmp_path: Path) -> None:
         assert len(files._buffers._free) == 1
 
 
+def test_buffers_of_reads_that_hung_together_are_given_back(tmp_path: Path) -> None:
+    """A storage network stands still for a moment under as many readers as there are threads."""
+    pool, all_wait = BufferPool(), threading.Barrier(2 * _BUFFERS_KEPT_MAX)
+
+    def read() -> None:
+        with pool.borrow() as buffer:
+            all_wait.wait(10)
+            assert len(buffer) == BUFFER_BYTES
+
+    threads = [threading.Thread(target=read) for _ in range(all_wait.parties)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert 0 < len(pool._free) <= _BUFFERS_KEPT_MAX
+
+
 @pytest.mark.parametrize("entries", [0, 1, 299, 300, 301, 10**9])
 def test_a_wrong_number_of_entries_costs_a_copy_only(entries: int) -> None:
     memory = MemoryFileSystem()
     memory.mkdir(Path("/logs"))
     writer = EntryLogWriter(memory, Path("/logs"), 1)
     runs = [make_run(7, range(300)), make_run(8, range(0, 600, 2))]
-    locations = [writer.append(run.ledger_id, encode_run(run, NO_ENTRY)) for run in runs]
+    locations = [writer.append(encode_run(run, NO_ENTRY)) for run in runs]
     writer.sync()
     reader = EntryLogReader(memory, Path("/logs"))
     for run, location in zip(runs, locations, strict=True):
@@ -256,7 +279,7 @@ def test_writes_of_a_log_are_aligned_and_of_bounded_size(monkeypatch: pytest.Mon
     memory.mkdir(Path("/logs"))
     writer = EntryLogWriter(memory, Path("/logs"), 1)
     runs = [make_run(7, [number], size) for number, size in enumerate([MIB, 3 * MIB, 5 * MIB] * 4)]
-    locations = [writer.append(run.ledger_id, encode_run(run, NO_ENTRY)) for run in runs]
+    locations = [writer.append(encode_run(run, NO_ENTRY)) for run in runs]
     writer.finish()
     ends = [offset + size for offset, size in sizes]
     assert [offset for offset, _size in sizes] == [0, *ends[:-1]], "without gaps"

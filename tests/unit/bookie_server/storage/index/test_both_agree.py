@@ -50,7 +50,8 @@ class Pair:
         log_id = self.draw.choice([1, 2, 3, run_log_id(1), run_log_id(2)])
         location = BlockLocation(log_id, 4096 * self.draw.randint(1, 3), self.draw.randint(1, 9))
         last = EntryId(first + self.draw.randint(0, 4))
-        return IndexRow(EntryId(first), last, location, self.draw.random() < 0.5)
+        flags = self.draw.random() < 0.5, self.draw.random() < 0.3
+        return IndexRow(EntryId(first), last, location, *flags)
 
     def update(self) -> None:
         """An update of some changes; both say the same meanwhile."""

@@ -76,3 +76,13 @@ def test_ledger_that_outgrows_the_bound_is_not_counted_any_more() -> None:
     ledger.rows = BOUND
     ask(verified, 1, ledger)
     assert verified.size_bytes == 0
+
+
+def test_directories_share_the_bound_and_a_large_ledger_is_kept_alone() -> None:
+    verified, small, large = VerifiedRows(directories=4), Ledger(100), Ledger(BOUND // 16)
+    for ledger_id in range(100):
+        ask(verified, ledger_id, small)
+        assert verified.size_bytes <= BOUND // 4
+    ask(verified, 1000, large)
+    ask(verified, 1000, large)
+    assert large.reads == 1 and BOUND // 4 < verified.size_bytes <= BOUND

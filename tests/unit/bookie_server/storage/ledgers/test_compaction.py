@@ -13,9 +13,10 @@ import pytest
 from bookie_server.storage.fs.memory_fs import MemoryFileSystem
 from bookie_server.storage.journal.files import journal_numbers
 from bookie_server.storage.ledgers.compaction import Compactor
-from bookie_server.storage.ledgers.directory_space import DirectorySpace, Stopped
+from bookie_server.storage.ledgers.directory_space import DirectorySpace
 from bookie_server.storage.ledgers.entry_log import EntryLogReader, EntryLogWriter, log_ids
 from bookie_server.storage.ledgers.lacking import NO_LOG, Lack
+from bookie_server.storage.ledgers.pacing import Stopped
 from bookie_server.storage.records import RECORD_HEADER_BYTES
 from spark_ledger.limits import KIB, MIB
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
@@ -477,7 +478,7 @@ def test_compactor_that_stops_does_not_wait_for_its_rate() -> None:
     delete(machine, 2, 4)
     compactor.start()
     for _wait in range(1000):
-        if compactor._copied_until > time.monotonic() + 60:
+        if compactor._pacer.busy_until > time.monotonic() + 60:
             break
         time.sleep(0.01)
     before = time.monotonic()

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from bookie_server.core.compaction import LogState
-from bookie_server.storage.ledgers import compaction
+from bookie_server.storage.ledgers import pacing
 from bookie_server.storage.ledgers.compaction import Compactor
-from bookie_server.storage.ledgers.directory_space import Stopped
+from bookie_server.storage.ledgers.pacing import Stopped
 from spark_ledger.limits.storage import COMPACTION_FULL_FACTOR
 
 RATE = 1000
@@ -99,8 +99,9 @@ def compactor_of(
         on_fatal=lambda message: pytest.fail(message),
     )
     clock = Clock()
-    monkeypatch.setattr(compaction, "time", clock)
+    monkeypatch.setattr(pacing, "time", clock)
     monkeypatch.setattr(made, "_stop", clock)
+    monkeypatch.setattr(made._pacer, "_stop", clock)
     return made, clock
 
 

@@ -1,18 +1,15 @@
-"""Entry logs: fixed bytes, blocks verified, a map at the end, damage is never "not there"."""
+"""Entry logs: fixed bytes, blocks verified, damage is never "not there"."""
 
 from __future__ import annotations
 
 import errno
-import struct
 from pathlib import Path
 
 import pytest
-from google_crc32c import value as crc32c_value
 
 from bookie_server.storage.blocks import encode_run
 from bookie_server.storage.fs.fault_fs import Fault, FaultFileSystem, Operation
 from bookie_server.storage.fs.memory_fs import MemoryFile, MemoryFileSystem
-from bookie_server.storage.fs.vfs import DIRECT_ALIGNMENT
 from bookie_server.storage.index.base import BlockLocation
 from bookie_server.storage.ledgers.entry_log import (
     LOG_HEADER_BYTES,
@@ -21,12 +18,12 @@ from bookie_server.storage.ledgers.entry_log import (
     log_ids,
     log_path,
 )
+from bookie_server.storage.ledgers.log_scan import scan_blocks
 from bookie_server.storage.records import RECORD_HEADER_BYTES
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import MIB
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import NO_ENTRY, LedgerId
-from tests.unit.bookie_server.storage.ledger_map import read_ledger_map
 from tests.unit.bookie_server.storage.support import make_run
 
 DIRECTORY = Path("/ledgers")
@@ -40,7 +37,7 @@ def files() -> MemoryFileSystem:
 
 
 def put(writer: EntryLogWriter, run: EntryRun) -> BlockLocation:
-    return writer.append(run.ledger_id, encode_run(run, NO_ENTRY))
+    return writer.append(encode_run(run, NO_ENTRY))
 
 
 def entries(run: EntryRun) -> list[tuple[int, bytes]]:
@@ -53,16 +50,30 @@ def test_golden_bytes(files: MemoryFileSystem) -> None:
     writer.finish()
     assert location == BlockLocation(258, 4096, 42)
     data = files.open(log_path(DIRECTORY, 258)).pread(10_000, 0)
-    assert len(data) == 8192 and not any(data[20:4096]) and not any(data[4162:8132])
-    assert (data[:20] + data[4096:4162] + data[8132:]).hex() == (
+    assert len(data) == 8192 and not any(data[20:4096]) and not any(data[4162:])
+    assert (data[:20] + data[4096:4162]).hex() == (
         "534c454c4f470d0a0000000100000102f551a58c"  # file header
         "010000000000002a000001020000100070d91b756ff2c9a7"  # record header
         "00000000000000070000000000000000ffffffffffffffff"  # block
         "000000010000000000000002020000003c37"
+    )
+
+
+def test_log_of_an_older_program_ends_with_what_nobody_reads(files: MemoryFileSystem) -> None:
+    """A map of bytes by ledger, and a footer."""
+    writer = EntryLogWriter(files, DIRECTORY, 258)
+    location = put(writer, make_run(7, [0], 2))
+    writer.finish()
+    end = bytes.fromhex(
         "10000000000000100000010200001fc4255039bb5f0a3d99"  # record header of the map
         "00000000000000070000000000000042"  # map: ledger 7, 66 bytes
         "534c454d41500d0a0000000000001fc44d179e8e"  # footer
     )
+    files.damage(log_path(DIRECTORY, 258), 8192 - len(end), end)
+    reader = EntryLogReader(files, DIRECTORY)
+    assert entries(reader.read(location)) == [(0, b"<7")]
+    found = list(scan_blocks(*reader.open_log(258), 258))
+    assert [block.location for block in found] == [location]
 
 
 def test_blocks_come_back(files: MemoryFileSystem) -> None:
@@ -86,71 +97,6 @@ def test_blocks_come_back(files: MemoryFileSystem) -> None:
     assert entries(reader.read(locations[0])) == entries(runs[0]), "it opens again"
 
 
-def test_the_map_counts_bytes_by_ledger(files: MemoryFileSystem) -> None:
-    writer = EntryLogWriter(files, DIRECTORY, 1)
-    first = put(writer, make_run(7, [0, 1, 2]))
-    second = put(writer, make_run(8, [0]))
-    third = put(writer, make_run(7, [3]))
-    reader = EntryLogReader(files, DIRECTORY)
-    writer.sync()
-    assert read_ledger_map(files, DIRECTORY, 1) is None, "not closed yet"
-    writer.finish()
-    assert read_ledger_map(files, DIRECTORY, 1) == {
-        7: first.length + third.length + 48,
-        8: second.length + 24,
-    }
-    assert entries(reader.read(third)) == entries(make_run(7, [3]))
-    data = files.open(log_path(DIRECTORY, 1)).pread(1 << 20, 0)
-    files.damage(log_path(DIRECTORY, 1), len(data) - 20 - 3, b"\xff")
-    with pytest.raises(CorruptionError, match="ledger map"):
-        read_ledger_map(files, DIRECTORY, 1)
-    for place in range(1, 21):
-        files.damage(log_path(DIRECTORY, 1), len(data) - place, bytes([data[-place] ^ 1]))
-        assert read_ledger_map(files, DIRECTORY, 1) is None, (
-            "no footer, as if it had not been closed"
-        )
-        files.damage(log_path(DIRECTORY, 1), len(data) - place, data[-place:][:1])
-
-
-@pytest.mark.parametrize("cut", [DIRECT_ALIGNMENT, 24])
-def test_a_map_that_is_not_where_the_footer_says_is_damage(
-    files: MemoryFileSystem, cut: int
-) -> None:
-    """Bytes are missing before the footer: its own checksum is right, what it says is not."""
-    writer = EntryLogWriter(files, DIRECTORY, 1)
-    put(writer, make_run(7, [0, 1, 2], size=3000))
-    writer.finish()
-    path = log_path(DIRECTORY, 1)
-    data = files.open(path).pread(1 << 20, 0)
-    files.remove(path)
-    files.create(path).pwritev([data[: -20 - cut] + data[-20:]], 0)
-    with pytest.raises(CorruptionError, match="ledger map"):
-        read_ledger_map(files, DIRECTORY, 1)
-
-
-@pytest.mark.parametrize("ledgers", [0, 1, 2, 3, 5])
-def test_a_map_of_any_number_of_ledgers(
-    files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch, ledgers: int
-) -> None:
-    monkeypatch.setattr("bookie_server.storage.ledgers.entry_log._PAIRS_PER_RECORD", 2)
-    writer = EntryLogWriter(files, DIRECTORY, 1)
-    sizes = {number: put(writer, make_run(number, [0])).length + 24 for number in range(ledgers)}
-    writer.finish()
-    assert read_ledger_map(files, DIRECTORY, 1) == sizes
-
-
-def test_a_footer_that_names_a_block_names_no_map(files: MemoryFileSystem) -> None:
-    writer = EntryLogWriter(files, DIRECTORY, 1)
-    put(writer, make_run(7, [0, 1, 2], size=3000))
-    writer.finish()
-    path = log_path(DIRECTORY, 1)
-    end = files.open(path).size() - 20
-    body = files.open(path).pread(8, end) + struct.pack(">Q", LOG_HEADER_BYTES)
-    files.damage(path, end, body + struct.pack(">I", crc32c_value(body)))
-    with pytest.raises(CorruptionError, match="no ledger map"):
-        read_ledger_map(files, DIRECTORY, 1)
-
-
 def test_a_finished_log_is_durable(files: MemoryFileSystem) -> None:
     writer = EntryLogWriter(files, DIRECTORY, 1)
     location = put(writer, make_run(7, [0]))
@@ -158,7 +104,6 @@ def test_a_finished_log_is_durable(files: MemoryFileSystem) -> None:
     clone = files.crash_clone(None)
     reader = EntryLogReader(clone, DIRECTORY)
     assert entries(reader.read(location)) == entries(make_run(7, [0]))
-    assert read_ledger_map(clone, DIRECTORY, 1) is not None
 
 
 def test_every_flipped_byte_of_a_block_is_damage(files: MemoryFileSystem) -> None:
@@ -291,7 +236,7 @@ def test_intact_block_at_another_offset_is_damage(files: MemoryFileSystem) -> No
     """As after a misdirected write: right checksums, the same size, but another block."""
     writer = EntryLogWriter(files, DIRECTORY, 1)
     runs = [make_run(7, [entry_id]) for entry_id in range(2)]
-    first, second = (writer.append(LedgerId(7), encode_run(run, NO_ENTRY)) for run in runs)
+    first, second = (writer.append(encode_run(run, NO_ENTRY)) for run in runs)
     writer.finish()
     assert first.length == second.length
     size = RECORD_HEADER_BYTES + first.length

@@ -20,7 +20,6 @@ from bookie_server.storage.index import memory_index
 from bookie_server.storage.index.base import IndexRow
 from bookie_server.storage.ledgers import lacking
 from bookie_server.storage.ledgers.directory_scrub import ScrubCounts
-from bookie_server.storage.ledgers.directory_space import Stopped
 from bookie_server.storage.ledgers.lacking import (
     LACKING_NAME,
     NO_LOG,
@@ -29,6 +28,7 @@ from bookie_server.storage.ledgers.lacking import (
     LackingLedgers,
     TooMuchLackingError,
 )
+from bookie_server.storage.ledgers.pacing import Stopped
 from spark_ledger.errors import CorruptionError
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from tests.crash.disk import after_kill

@@ -61,5 +61,9 @@ def test_blocks_behind_a_page_are_not_read() -> None:
         read.append(row.first_entry)
         return run(*range(row.first_entry, row.last_entry + 1, 2))
 
-    ranges, following = page_of(stored_ranges(rows, block), EntryId(0), 12)
+    stored, end = stored_ranges(rows, 12, block)
+    ranges, following = page_of(stored, EntryId(0), 12, end)
     assert (len(ranges), following, read) == (12, 24, [0, 10, 20])
+    read.clear()
+    assert stored_ranges(rows, 12, block, lambda: len(read) == 2)[1] == 20 and read == [0, 10]
+    assert stored_ranges(rows[5:], 12, block, lambda: True)[1] == 60, "one is always looked into"

@@ -17,9 +17,9 @@ from bookie_server.storage.fs.vfs import write_file_durably
 from bookie_server.storage.index.base import BlockLocation, IndexRow
 from bookie_server.storage.ledgers import directory_scrub
 from bookie_server.storage.ledgers.directory_scrub import POSITION_NAME
-from bookie_server.storage.ledgers.directory_space import Stopped
 from bookie_server.storage.ledgers.entry_log import EntryLogReader, block_path
 from bookie_server.storage.ledgers.lacking import LACKING_NAME
+from bookie_server.storage.ledgers.pacing import Stopped
 from bookie_server.storage.ledgers.scrub import ScrubStats
 from bookie_server.storage.records import RECORD_HEADER_BYTES
 from spark_ledger.errors import CorruptionError

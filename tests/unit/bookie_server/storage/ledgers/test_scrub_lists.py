@@ -13,7 +13,7 @@ from bookie_server.storage.fs.memory_fs import MemoryFileSystem
 from bookie_server.storage.index import memory_index
 from bookie_server.storage.index.base import BlockLocation, IndexRow
 from bookie_server.storage.index.memory_index import MemoryIndex
-from bookie_server.storage.ledgers import scrub
+from bookie_server.storage.ledgers import pacing
 from bookie_server.storage.ledgers.directory_scrub import DirectoryScrub, Position, ScrubCounts
 from bookie_server.storage.ledgers.entry_log import EntryLogReader
 from bookie_server.storage.ledgers.lacking import NO_LOG, Lack, Lacking
@@ -263,8 +263,8 @@ def test_scrub_keeps_to_its_rate_over_all_directories(monkeypatch: pytest.Monkey
             waits.append(timeout_s)
             return False  # it takes no time: what is owed adds up
 
-    monkeypatch.setattr(scrub, "time", Clock())
-    monkeypatch.setattr(scrubber, "_stop", Clock())
+    monkeypatch.setattr(pacing, "time", Clock())
+    monkeypatch.setattr(scrubber._pacer, "_stop", Clock())
     scrubber._pass(lambda _each: True, scrubber._pace)
     assert waits == pytest.approx([0.1, 0.2, 0.3])
     now[0] += 3600

@@ -12,7 +12,6 @@ from bookie_server.storage.fs.vfs import FileSystem
 from bookie_server.storage.ledgers.entry_log import log_path
 from spark_ledger.limits import KIB, MIB
 from spark_ledger.types import BookieStatus, LedgerId
-from tests.unit.bookie_server.storage.ledger_map import read_ledger_map
 from tests.unit.bookie_server.storage.support import (
     LEDGERS,
     Machine,
@@ -141,15 +140,3 @@ def test_log_that_a_failed_commit_may_have_named_keeps_all_of_it() -> None:
     for number in range(5):
         after = start(files.crash_clone(number))
         assert after.held(L) == expected(L, range(6), SIZE)
-
-
-def test_log_that_was_full_at_its_commit_keeps_its_map_behind_a_flush_that_fails() -> None:
-    files = on_a_disk()
-    machine = start(files, 8 * KIB)
-    assert machine.add(EARLIER, [0], size=SIZE) is OK
-    machine.flush()
-    add_a_generation(machine, DENSE)
-    fill(files, 100 * KIB)
-    with pytest.raises(OSError, match="No space"):
-        machine.flush()
-    assert (read_ledger_map(files, EVEN, 1) or {}).keys() == {EARLIER}

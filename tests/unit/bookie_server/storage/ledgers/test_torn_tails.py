@@ -85,7 +85,7 @@ def test_log_that_is_cut_anywhere_has_the_blocks_before_the_cut(
 ) -> None:
     writer = EntryLogWriter(PosixFileSystem(), tmp_path, 1)
     blocks = [encode_run(run, EntryId(-1)) for run in runs]
-    places = [writer.append(run.ledger_id, block) for run, block in zip(runs, blocks, strict=True)]
+    places = [writer.append(block) for run, block in zip(runs, blocks, strict=True)]
     writer.sync()
     writer.abandon(named_bytes=writer.size)
     path = log_path(tmp_path, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from itertools import combinations
 
 import pytest
 from hypothesis import given
@@ -44,6 +45,10 @@ def test_every_entry_is_found(adds: list[tuple[int, set[int]]], freeze_after: in
                 assert frames[entry_id] == expected(ledger_id, [entry_id])[entry_id]
         listed = {e for run in cache.runs_of(LedgerId(ledger_id)) for e in run.ids()}
         assert listed == stored[ledger_id]
+        for first, last in combinations(map(EntryId, range(22)), 2):
+            if not cache.may_hold(LedgerId(ledger_id), first, last):
+                assert not stored[ledger_id].intersection(range(first, last + 1))
+    assert not cache.may_hold(LedgerId(0), EntryId(21), EntryId(99)), "it is behind them all"
 
 
 def test_frozen_generation_is_found_until_it_is_dropped() -> None:

@@ -17,7 +17,7 @@ from spark_ledger.errors import (
 from spark_ledger.metadata.memory import Fault
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.commit import committer
-from spark_ledger.stream.retention.reclaim import LiveNames
+from spark_ledger.stream.retention.live_names import LiveNames
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import Dlsn, Versioned
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers

@@ -8,13 +8,18 @@ from itertools import pairwise
 
 import pytest
 
-from spark_ledger.errors import CorruptionError, DataLossError
+from spark_ledger.errors import (
+    CorruptionError,
+    DataLossError,
+    NoSuchLedgerError,
+    NoSuchStreamError,
+)
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.commit import commit_log, committer, sealer
 from spark_ledger.stream.format import codec
-from spark_ledger.stream.model import Commit, CommitMark, SinkRecord
+from spark_ledger.stream.model import Commit, CommitMark, Head, SinkRecord
 from spark_ledger.stream.stream import Stream
-from spark_ledger.types import Dlsn
+from spark_ledger.types import Dlsn, Versioned
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.world import (
     SCHEMA,
@@ -254,6 +259,39 @@ def test_record_of_a_commit_that_is_lost_and_not_truncated_is_data_loss() -> Non
             await stream.commit_of(record)
         await stream.retention.truncate("latest")
         assert (await stream.commit_of(record)).truncated
+
+    run(scenario())
+
+
+def test_record_of_a_commit_whose_segment_list_is_lost_is_truncated_only_if_somebody_dropped_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(committer, "SEGMENT_LIST_NODE_BYTES_MAX", 50)
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await stream_of(ledgers, 4)
+        record = await stream.last_transaction("q")
+        assert record is not None
+        kept = dict(ledgers.ledgers)
+        ledgers.ledgers.clear()
+        other = await another(ledgers)[1].open("s")
+        with pytest.raises(NoSuchLedgerError):
+            await other.commit_of(record)
+        ledgers.ledgers.update(kept)
+        behind, stale = await another(ledgers)[1].open("s"), await stream._nodes.head()
+        await stream.retention.truncate("latest")
+        ledgers.ledgers.clear()
+        nodes, read = behind._nodes, behind._nodes.head
+
+        async def lags(*, latest: bool = False) -> Versioned[Head]:
+            return await read(latest=True) if latest else stale
+
+        nodes.head = lags  # type: ignore[method-assign]
+        assert (await behind.commit_of(record)).truncated
+        await StreamCatalog(ledgers).delete("s")
+        with pytest.raises(NoSuchStreamError):
+            await behind.commit_of(record)
 
     run(scenario())
 

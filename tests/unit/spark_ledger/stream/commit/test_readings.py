@@ -206,8 +206,8 @@ def test_reading_that_a_new_connection_overtakes_is_of_the_one_before() -> None:
         assert isinstance(store, MemoryMetadataStore)
         read, before = made.mine._watch.heads.read, store.connections
 
-        async def overtaken() -> Versioned[Head]:
-            found = await read()
+        async def overtaken(*, latest: bool = False) -> Versioned[Head]:
+            found = await read(latest=latest)
             store.reconnect()
             return found
 

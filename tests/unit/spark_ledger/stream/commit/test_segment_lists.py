@@ -161,7 +161,7 @@ def test_long_list_of_a_commit_that_is_cancelled_is_deleted(
         stream = await StreamCatalog(ledgers).create("s", SCHEMA)
         waits = asyncio.Event()
 
-        async def head() -> object:
+        async def head(*, latest: bool) -> object:
             waits.set()
             await asyncio.Event().wait()
             raise AssertionError("it is cancelled here")

@@ -350,6 +350,7 @@ def test_long_lists_share_the_transaction(monkeypatch: pytest.MonkeyPatch) -> No
         segments = [loose(n, ledger_id=9, first_entry=n) for n in range(1, 40)]
         alone = 3 * len(codec.encode_segment_list(tuple(segments))) // 2
         monkeypatch.setattr(committer, "SEGMENT_LIST_NODE_BYTES_MAX", alone)
+        monkeypatch.setattr(committer, "SEGMENT_LISTS_BYTES_MAX", alone)
         made = len(world.ledgers.ledgers)
         await commit_to([(stream, segments) for stream in streams], **PAIR)
         assert len(world.ledgers.ledgers) == made + 2

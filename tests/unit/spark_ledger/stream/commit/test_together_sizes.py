@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.metadata.base import Operation
-from spark_ledger.stream.commit import together
+from spark_ledger.stream.commit import committer, together
+from spark_ledger.stream.commit.commit_rules import Proposal
+from spark_ledger.stream.commit.proposals import with_list_within
+from spark_ledger.stream.format import codec
 from spark_ledger.stream.several import commit_to
+from spark_ledger.stream.statistics import Statistics
 from tests.unit.spark_ledger.stream.commit.test_together import PAIR, World
 from tests.unit.spark_ledger.stream.world import loose, run
 
@@ -51,3 +56,47 @@ def test_transaction_of_several_streams_is_measured_with_all_that_it_writes(
     assert whole > 4000
     assert run(scenario(0)) == whole
     run(scenario(1))
+
+
+@pytest.mark.parametrize(("grows", "made"), [(False, 0), (True, 2)])
+def test_lists_have_half_of_the_transaction_unless_it_has_configurations_too(
+    monkeypatch: pytest.MonkeyPatch, grows: bool, made: int
+) -> None:
+    """Each list in a ledger is one that stays as long as the commit: a query that routes its rows
+    made one for each stream and micro-batch."""
+
+    async def scenario() -> None:
+        world = World()
+        streams, _ = await world.streams()
+        segments = [loose(n, ledger_id=9, first_entry=n) for n in range(1, 40)]
+        size = len(codec.encode_segment_list(tuple(segments)))
+        monkeypatch.setattr(committer, "SEGMENT_LIST_NODE_BYTES_MAX", size)
+        monkeypatch.setattr(committer, "SEGMENT_LISTS_BYTES_MAX", 2 * size)
+        before = len(world.ledgers.ledgers)
+        columns = [pa.schema({"more": pa.int64()}) if grows else None] * 2
+        await commit_to([(stream, segments) for stream in streams], new_columns=columns, **PAIR)
+        assert len(world.ledgers.ledgers) == before + made
+        again = await commit_to([(stream, []) for stream in streams], **PAIR)
+        assert [commit.rows for commit in again] == [780, 780]
+
+    run(scenario())
+
+
+def test_key_filters_are_smaller_where_that_spares_a_ledger_for_the_list() -> None:
+    """And no smaller than that; where a ledger is made all the same they stay as they are."""
+    sparse = bytes.fromhex("0100000000000000") * 16
+    segments = tuple(
+        replace(loose(n), statistics=Statistics((n, n), None, sparse)) for n in range(1, 21)
+    )
+    proposal = Proposal((), "q", 1).with_segments(segments)
+    whole = codec.encode_segment_list(proposal.segments)
+    bare = len(codec.encode_segment_list(proposal.with_segments(segments, 0).segments))
+    assert with_list_within(proposal, len(whole)) == (proposal, whole)
+    for bytes_max in (len(whole) - 1, (bare + len(whole)) // 2, bare):
+        found, data = with_list_within(proposal, bytes_max)
+        assert data == codec.encode_segment_list(found.segments) and len(data) <= bytes_max
+        assert found.has_key_filters == (bytes_max > bare)
+        assert replace(found, segments=()) == replace(proposal, segments=())
+        known = [each.statistics for each in found.segments if each.statistics]
+        assert [each.times for each in known] == [(n, n) for n in range(1, 21)]
+    assert with_list_within(proposal, bare - 1) == (proposal, whole)

@@ -18,8 +18,8 @@ from spark_ledger.limits.entries import ENTRY_PAYLOAD_BYTES_MAX
 from spark_ledger.stream.format import entries as entries_module
 from spark_ledger.stream.format.entries import (
     HEADER,
+    EntryDecoder,
     EntryEncoder,
-    decode_entry,
     in_pieces,
     read_header,
 )
@@ -98,7 +98,7 @@ def test_every_type_round_trips(column: str, compression: Compression) -> None:
     for rows in (batch, batch.slice(1, 1), batch.slice(1, 2)):
         ((payload, count),) = encode_all([rows], compression, MIB)
         assert count == rows.num_rows
-        result = decode_entry(payload, batch.schema, "e")
+        result = EntryDecoder(batch.schema).decode(payload, "e")
         assert result.equals(rows)
         assert result.schema.equals(batch.schema)
         assert read_header(payload, "e")[:2] == (3, rows.num_rows)
@@ -122,7 +122,7 @@ def test_text_that_is_not_utf_8_comes_back_as_it_was(compression: Compression) -
         }
     )
     ((payload, _),) = encode_all([batch.slice(1)], compression, MIB)
-    result = decode_entry(payload, batch.schema, "e")
+    result = EntryDecoder(batch.schema).decode(payload, "e")
     assert result.schema.equals(batch.schema)
     assert result.column("n").to_pylist() == [2, 3, 4]
     items, pairs, structs = (result.column(name) for name in ("items", "pairs", "struct"))
@@ -151,7 +151,7 @@ def test_random_batches_come_back_in_order_in_entries_of_the_size_wanted(
             )
         )
     entries = encode_all(batches, compression, 32 * KIB)
-    decoded = [decode_entry(payload, batches[0].schema, "e") for payload, _ in entries]
+    decoded = [EntryDecoder(batches[0].schema).decode(payload, "e") for payload, _ in entries]
     assert pa.Table.from_batches(decoded).equals(pa.Table.from_batches(batches)), f"seed {seed}"
     for batch in decoded[:-1]:
         assert 15 * KIB <= batch.nbytes <= 65 * KIB, f"seed {seed}: {batch.nbytes}"
@@ -163,7 +163,7 @@ def test_many_small_batches_are_glued_into_one_entry() -> None:
         assert made.add(pa.record_batch({"a": [n]})) == []
     ((payload, rows, _),) = made.flush()
     assert rows == 1000
-    assert decode_entry(payload, made.schema, "e").column(0).to_pylist() == list(range(1000))
+    assert EntryDecoder(made.schema).decode(payload, "e").column(0).to_pylist() == list(range(1000))
     assert made.flush() == []
 
 
@@ -172,7 +172,7 @@ def test_rows_of_uneven_size_are_cut_until_they_fit() -> None:
     batch = pa.record_batch({"t": texts})
     entries = encode_all([batch], Compression.NONE, MIB)
     assert max(len(payload) for payload, _ in entries) <= ENTRY_PAYLOAD_BYTES_MAX
-    decoded = [decode_entry(payload, batch.schema, "e") for payload, _ in entries]
+    decoded = [EntryDecoder(batch.schema).decode(payload, "e") for payload, _ in entries]
     assert pa.Table.from_batches(decoded).column("t").to_pylist() == texts
 
 
@@ -189,13 +189,13 @@ def test_the_largest_row_that_fits_is_stored() -> None:
     batch = pa.record_batch({"b": [b"y" * (ENTRY_PAYLOAD_BYTES_MAX - KIB)]})
     ((payload, _),) = encode_all([batch], Compression.NONE, MIB)
     assert len(payload) <= ENTRY_PAYLOAD_BYTES_MAX
-    assert decode_entry(payload, schema, "e").equals(batch)
+    assert EntryDecoder(schema).decode(payload, "e").equals(batch)
 
 
 def test_a_row_that_compresses_well_may_be_larger_than_an_entry() -> None:
     batch = pa.record_batch({"b": [b"y" * (2 * ENTRY_PAYLOAD_BYTES_MAX)]})
     ((payload, _),) = encode_all([batch], Compression.ZSTD, MIB)
-    assert decode_entry(payload, batch.schema, "e").equals(batch)
+    assert EntryDecoder(batch.schema).decode(payload, "e").equals(batch)
 
 
 @pytest.mark.parametrize("columns", [1, 300])
@@ -215,7 +215,7 @@ def test_row_is_refused_exactly_where_nobody_could_read_it_again(
         monkeypatch.setattr(entries_module, "DECODED_BYTES_MAX", 1 << 30)
         ((payload, _),) = encode_all([batch], compression, MIB)
         try:
-            decode_entry(payload, schema, "e")
+            EntryDecoder(schema).decode(payload, "e")
         except CorruptionError as error:
             assert "decompress to more than 40000 bytes" in str(error)
             is_readable = False
@@ -241,7 +241,7 @@ def test_row_a_little_above_the_limit_is_read_as_writers_of_before_let_it_throug
     # Arrow is asked, and finds that the entry holds less.
     reason = "damaged Arrow data" if above <= MIB else "decompress to more"
     with pytest.raises(CorruptionError, match=reason):
-        decode_entry(payload[:at] + claim + payload[at + 8 :], batch.schema, "e")
+        EntryDecoder(batch.schema).decode(payload[:at] + claim + payload[at + 8 :], "e")
 
 
 @pytest.mark.parametrize("compression", list(Compression))
@@ -297,7 +297,7 @@ def sample(compression: Compression) -> bytes:
 )
 def test_damaged_entry_error_names_the_entry(change: Any) -> None:
     with pytest.raises(CorruptionError, match="entry 5 of ledger 3"):
-        decode_entry(change(sample(Compression.LZ4)), ALL.schema, "entry 5 of ledger 3")
+        EntryDecoder(ALL.schema).decode(change(sample(Compression.LZ4)), "entry 5 of ledger 3")
 
 
 @pytest.mark.parametrize("compression", [Compression.LZ4, Compression.ZSTD])
@@ -312,7 +312,7 @@ def test_a_buffer_that_claims_to_be_huge_is_refused_before_it_is_made(
         at = payload.rindex(real)
         bomb = payload[:at] + struct.pack("<q", claim) + payload[at + 8 :]
         with pytest.raises(CorruptionError, match=r"decompress to more|buffer of -2 bytes"):
-            decode_entry(bomb, batch.schema, "e")
+            EntryDecoder(batch.schema).decode(bomb, "e")
 
 
 @pytest.mark.parametrize("compression", list(Compression))
@@ -326,7 +326,7 @@ def test_random_damage_gives_an_error_or_sound_rows(compression: Compression) ->
         for _ in range(rng.choice([1, 1, 2, 8])):
             damaged[rng.randrange(len(damaged))] = rng.choice([0, 1, 127, 255, rng.randrange(256)])
         try:
-            batch = decode_entry(bytes(damaged), ALL.schema, "e")
+            batch = EntryDecoder(ALL.schema).decode(bytes(damaged), "e")
         except CorruptionError:
             refused += 1
         else:
@@ -338,7 +338,7 @@ def test_random_damage_gives_an_error_or_sound_rows(compression: Compression) ->
 def test_an_entry_of_another_schema_is_refused_not_misread() -> None:
     payload = sample(Compression.LZ4)
     with pytest.raises(CorruptionError):
-        decode_entry(payload, pa.schema([("s", pa.string()), ("t", pa.string())]), "e")
+        EntryDecoder(pa.schema([("s", pa.string()), ("t", pa.string())])).decode(payload, "e")
 
 
 def test_the_header_is_sixteen_bytes_so_that_arrow_stays_aligned() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from spark_ledger.errors import CorruptionError
 from spark_ledger.stream.format import entries
-from spark_ledger.stream.format.entries import HEADER_BYTES, EntryEncoder, decode_entry
+from spark_ledger.stream.format.entries import HEADER_BYTES, EntryDecoder, EntryEncoder
 from spark_ledger.stream.model import Compression
 
 COLUMNS: dict[str, pa.DataType] = {"n": pa.int64(), "t": pa.string()}
@@ -52,7 +52,7 @@ def pairs(data: bytearray, field: int) -> list[int]:
 
 def refusal(data: bytearray, batch: pa.RecordBatch = BATCH) -> str:
     with pytest.raises(CorruptionError, match=r"^entry: ") as caught:
-        decode_entry(bytes(data), batch.schema, "entry")
+        EntryDecoder(batch.schema).decode(bytes(data), "entry")
     return str(caught.value).removeprefix("entry: ")
 
 
@@ -124,6 +124,6 @@ def test_buffers_count_together_against_what_a_reader_decompresses(
     for compression in Compression:
         data = payload(compression, batch)
         monkeypatch.setattr(entries, "_READ_BYTES_MAX", 32_000)
-        assert decode_entry(bytes(data), batch.schema, "entry").equals(batch)
+        assert EntryDecoder(batch.schema).decode(bytes(data), "entry").equals(batch)
         monkeypatch.setattr(entries, "_READ_BYTES_MAX", 31_999)
         assert "decompress to more than 31999 bytes" in refusal(data, batch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spark_ledger.metadata.memory import Outcome
-from spark_ledger.stream.retention.reclaim import LiveNames
+from spark_ledger.stream.retention.live_names import LiveNames
 from spark_ledger.stream.stream import Stream
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.world import (

@@ -19,10 +19,10 @@ from spark_ledger.errors import (
 )
 from spark_ledger.metadata.memory import Fault, Outcome
 from spark_ledger.stream.catalog import StreamCatalog
-from spark_ledger.stream.ledgers import TAG_STREAM_ID
 from spark_ledger.stream.model import Commit, Segment
-from spark_ledger.stream.retention.reclaim import LiveNames
+from spark_ledger.stream.retention.live_names import LiveNames
 from spark_ledger.stream.stream import Stream
+from spark_ledger.types import TAG_STREAM_ID
 from tests.effort import RANDOM_STREAMS, in_shares
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.packs.world import ClosedDeletions

@@ -11,8 +11,9 @@ import pytest
 from spark_ledger.errors import RetryableError
 from spark_ledger.stream import model as stream_model
 from spark_ledger.stream.catalog import StreamCatalog
+from spark_ledger.stream.commit.commit_log import CommitLog
 from spark_ledger.stream.format.entries import read_header
-from spark_ledger.stream.model import Compression, Retention
+from spark_ledger.stream.model import Commit, Compression, Retention
 from spark_ledger.stream.packs import model, optimizer, store
 from spark_ledger.stream.packs.model import Packs
 from spark_ledger.stream.stream import Stream
@@ -221,5 +222,38 @@ def test_pack_of_commits_of_two_versions_has_the_version_of_each_entry() -> None
         index = await stream._reader.packs.index(packed.pack, stream.config.stream_id)
         assert (index.entry_rows, index.versions) == ((4, 2), (0, 1))
         assert values(await read(stream, await planned(stream))) == list(range(6))
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("sizes", [(1,) * 12, (1, 1, 1, 9, 1, 2, 2, 7, 1, 1, 1, 1), (6, 6, 6, 6)])
+def test_commits_are_looked_up_by_the_number_of_their_segments(
+    sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The keeper looks, beside a bookie, at whatever was committed to the stream."""
+    monkeypatch.setattr(optimizer, "_SEGMENTS_AT_ONCE", 5)
+    inner, found = CommitLog.range, list[list[int]]()
+
+    async def noted(log: CommitLog, first: int, end: int) -> list[Commit]:
+        commits = await inner(log, first, end)
+        found.append([len(each.segments) for each in commits])
+        return commits
+
+    async def scenario() -> None:
+        stream = await StreamCatalog(FakeLedgers()).create("s", SCHEMA)
+        writer = stream.writer()
+        for size in sizes:
+            segments = []
+            for _ in range(size):
+                await writer.write(table(0))
+                segments += await writer.finish()
+            await stream.commit_segments(segments)
+        await writer.close()
+        monkeypatch.setattr(CommitLog, "range", noted)
+        found.clear()
+        (packed,) = await stream.optimizer.run_all(entries_min=1, dry_run=True)
+        assert (packed.commits, packed.segments) == (len(sizes), sum(sizes))
+        assert tuple(size for part in found for size in part) == sizes
+        assert all(sum(part) <= 5 or len(part) == 1 for part in found)
 
     run(scenario())

@@ -26,7 +26,7 @@ from spark_ledger.stream.model import SegmentRange
 from spark_ledger.stream.packs.format import decode_packs
 from spark_ledger.stream.packs.model import Packs
 from spark_ledger.stream.ranges import ranges_between
-from spark_ledger.stream.retention.reclaim import LiveNames
+from spark_ledger.stream.retention.live_names import LiveNames
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import Dlsn
 from tests.effort import PACKED_STREAMS, in_shares

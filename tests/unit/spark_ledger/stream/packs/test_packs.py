@@ -20,8 +20,8 @@ from spark_ledger.stream.packs.format import decode_packs, encode_packs
 from spark_ledger.stream.packs.model import Choice, Chooser, Pack, Packs
 from spark_ledger.stream.packs.optimizer import Packed
 from spark_ledger.stream.ranges import ranges_between
+from spark_ledger.stream.retention.live_names import LiveNames
 from spark_ledger.stream.retention.names import count_ledgers
-from spark_ledger.stream.retention.reclaim import LiveNames
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import LedgerId
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
@@ -76,6 +76,12 @@ async def freed(stream: Stream, ledgers: FakeLedgers, upto: int = 0) -> None:
     if upto:
         await reclaimer.step(upto)
     await reclaimer.free_packed()
+
+
+def looked_before(stream: Stream) -> None:
+    """It has asked for the packs a moment ago, and there were none."""
+    packs = stream._reader.packs
+    packs.known, packs._looked_s = Packs(), asyncio.get_running_loop().time()
 
 
 def packs_of(ledgers: FakeLedgers) -> Packs:
@@ -133,7 +139,7 @@ def test_reader_in_the_middle_of_a_former_ledger_goes_on_where_it_was() -> None:
         await stream.close()
         await optimize(stream)
         reader = await another(ledgers)[1].open("s")
-        reader._reader.packs.known = Packs()  # it looked before
+        looked_before(reader)
         ledgers.entries_per_chunk = reader._ledgers.entries_per_chunk = 2  # type: ignore[attr-defined]
         chunks = reader.read_range_chunks(await planned(reader))
         found = await anext(chunks)

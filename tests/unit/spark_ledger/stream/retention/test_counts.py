@@ -9,8 +9,8 @@ import pytest
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.commit import committer
 from spark_ledger.stream.model import Retention
+from spark_ledger.stream.retention.live_names import LiveNames
 from spark_ledger.stream.retention.names import LedgerCounts, count_ledgers, names_of
-from spark_ledger.stream.retention.reclaim import LiveNames
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import LedgerId
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers

@@ -8,7 +8,8 @@ import pytest
 from spark_ledger.errors import ConfigurationError
 from spark_ledger.stream.format import codec
 from spark_ledger.stream.model import Retention
-from spark_ledger.stream.retention.reclaim import LiveNames, Reclaimed
+from spark_ledger.stream.retention.live_names import LiveNames
+from spark_ledger.stream.retention.reclaim import Reclaimed
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.packs.world import ClosedDeletions
 from tests.unit.spark_ledger.stream.retention.test_giving_back import closed_commits

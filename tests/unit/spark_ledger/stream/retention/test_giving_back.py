@@ -15,7 +15,8 @@ from spark_ledger.stream.commit.commit_log import NamedLedgers
 from spark_ledger.stream.packs.format import encode_packs
 from spark_ledger.stream.packs.model import Pack, Packs
 from spark_ledger.stream.retention import reclaim
-from spark_ledger.stream.retention.reclaim import LiveNames, Reclaimed
+from spark_ledger.stream.retention.live_names import LiveNames
+from spark_ledger.stream.retention.reclaim import Reclaimed
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
@@ -153,7 +154,7 @@ def test_ledger_of_another_stream_that_a_dropped_commit_names_stays() -> None:
         other = await StreamCatalog(ledgers).create("t", SCHEMA)
         writer = other.writer()
         await writer.write(table(7))
-        segments = await writer.finish()
+        segments = [replace(each, stream_id="") for each in await writer.finish()]
         await writer.close()
         await stream.commit_segments(segments)
         await stream.retention.truncate("latest")

@@ -12,7 +12,7 @@ from spark_ledger.errors import ConflictError, RetryableError
 from spark_ledger.limits.stream import TRUNCATE_TIMEOUT_S
 from spark_ledger.metadata.memory import Outcome
 from spark_ledger.stream.model import Retention
-from spark_ledger.stream.retention.reclaim import LiveNames
+from spark_ledger.stream.retention.live_names import LiveNames
 from spark_ledger.stream.retention.tries import Tries
 from spark_ledger.types import Dlsn
 from tests.unit.spark_ledger.stream.retention.test_truncation import YEAR_MS, stream_of, timed

@@ -14,7 +14,7 @@ from spark_ledger.stream.model import Commit
 from spark_ledger.stream.packs.format import decode_packs, encode_packs
 from spark_ledger.stream.packs.model import Pack, Packs
 from spark_ledger.stream.retention import reclaim
-from spark_ledger.stream.retention.reclaim import LiveNames
+from spark_ledger.stream.retention.live_names import LiveNames
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import LedgerId
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers

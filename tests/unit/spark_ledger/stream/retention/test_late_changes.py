@@ -17,8 +17,8 @@ from spark_ledger.errors import (
 from spark_ledger.metadata.base import Operation, Put
 from spark_ledger.stream.commit.commit_log import NamedLedgers
 from spark_ledger.stream.model import Retention
-from spark_ledger.stream.retention import reclaim
-from spark_ledger.stream.retention.reclaim import LiveNames
+from spark_ledger.stream.retention import live_names
+from spark_ledger.stream.retention.live_names import LiveNames
 from spark_ledger.types import LedgerId
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.packs.world import ClosedDeletions
@@ -139,7 +139,7 @@ def test_look_at_live_commits_that_was_cut_off_hides_none_of_them(
     failing: int, kept_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A ledger that a commit needs would be deleted, as nobody is known to name it."""
-    monkeypatch.setattr(reclaim, "COMMITS_PER_BUCKET", 2)
+    monkeypatch.setattr(live_names, "COMMITS_PER_BUCKET", 2)
     is_down = True
 
     class Log:

@@ -8,8 +8,9 @@ from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.commit import committer
 from spark_ledger.stream.ledgers import PURPOSE_MANIFEST, TAG_PURPOSE
 from spark_ledger.stream.retention import reclaim
+from spark_ledger.stream.retention.live_names import LiveNames
 from spark_ledger.stream.retention.names import ReadNames
-from spark_ledger.stream.retention.reclaim import LiveNames, Reclaimer
+from spark_ledger.stream.retention.reclaim import Reclaimer
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.packs.world import ClosedDeletions
 from tests.unit.spark_ledger.stream.world import SCHEMA, root_of, run, small_manifests, table

@@ -10,9 +10,9 @@ import pytest
 from spark_ledger.errors import DataLossError
 from spark_ledger.metadata.ledgers import ledger_path
 from spark_ledger.stream.packs.model import Pack, Packs
-from spark_ledger.stream.retention import names, reclaim
+from spark_ledger.stream.retention import live_names, names
+from spark_ledger.stream.retention.live_names import LiveNames
 from spark_ledger.stream.retention.names import names_of
-from spark_ledger.stream.retention.reclaim import LiveNames
 from spark_ledger.types import LedgerId
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.retention.test_counts import naming
@@ -33,7 +33,7 @@ def test_ledger_that_goes_on_being_named_is_live_when_its_first_commit_is_droppe
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A writer keeps a ledger for many commits: that of the newest one counts."""
-    monkeypatch.setattr(reclaim, "COMMITS_PER_BUCKET", 1)
+    monkeypatch.setattr(live_names, "COMMITS_PER_BUCKET", 1)
 
     async def scenario() -> None:
         names, log = LiveNames(), Log([4], [5], [4], [6], [4])
@@ -51,7 +51,7 @@ def test_ledger_that_goes_on_being_named_is_live_when_its_first_commit_is_droppe
 def test_names_that_are_remembered_are_those_of_the_commits_that_are_live_now(
     kept_max: int, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reclaim, "COMMITS_PER_BUCKET", at_once)
+    monkeypatch.setattr(live_names, "COMMITS_PER_BUCKET", at_once)
     seed = random.randrange(1 << 30)
     draw = random.Random(seed)
 

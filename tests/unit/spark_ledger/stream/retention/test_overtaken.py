@@ -12,7 +12,8 @@ from spark_ledger.errors import ConflictError, NoSuchStreamError, NotFoundError
 from spark_ledger.metadata.base import Check, Operation
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.model import Retention
-from spark_ledger.stream.retention.reclaim import LiveNames, Reclaimer
+from spark_ledger.stream.retention.live_names import LiveNames
+from spark_ledger.stream.retention.reclaim import Reclaimer
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import Versioned
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers

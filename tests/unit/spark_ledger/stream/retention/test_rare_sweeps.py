@@ -15,7 +15,8 @@ from spark_ledger.metadata.naming import Naming
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.format import codec
 from spark_ledger.stream.retention import reclaim
-from spark_ledger.stream.retention.reclaim import LiveNames, Reclaimed, Reclaimer
+from spark_ledger.stream.retention.live_names import LiveNames
+from spark_ledger.stream.retention.reclaim import Reclaimed, Reclaimer
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
@@ -267,7 +268,7 @@ def test_open_ledger_is_recovered_only_if_nobody_owns_it(
 
         reclaimer = stream.retention.reclaimer(Noting(ledgers), LiveNames())
         steps = [await reclaimer.step(4) for _ in range(4)]
-        assert [each.ledgers for each in steps] == [1, 1, 1, 0]
+        assert [each.ledgers for each in steps] == [3, 0, 0, 0]
         assert set(ledgers.ledgers) == {writer.ledger_id}
         assert recovered == ([] if owner else [writer.ledger_id] * 4)
 

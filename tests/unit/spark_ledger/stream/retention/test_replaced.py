@@ -10,7 +10,7 @@ from spark_ledger.errors import NoSuchStreamError
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.model import Retention
 from spark_ledger.stream.retention.handle import StreamRetention
-from spark_ledger.stream.retention.reclaim import LiveNames
+from spark_ledger.stream.retention.live_names import LiveNames
 from spark_ledger.stream.stream import Stream
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
 from tests.unit.spark_ledger.stream.packs.world import ClosedDeletions

@@ -11,8 +11,9 @@ from spark_ledger.metadata.memory import MemoryMetadataStore
 from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.commit import committer
 from spark_ledger.stream.retention import reclaim
+from spark_ledger.stream.retention.live_names import LiveNames
 from spark_ledger.stream.retention.names import read_names
-from spark_ledger.stream.retention.reclaim import LiveNames, Reclaimer
+from spark_ledger.stream.retention.reclaim import Reclaimer
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers, FakeReader

@@ -1,8 +1,8 @@
-"""What a writer tells its application when it stops: one function for each reason.
+"""What a writer or a recovery tells its caller when it stops: one function for each reason.
 
-An error says what is known of the entries. Only those of ``cannot_go_on`` name a final end, because
-only then does the writer close the ledger itself; all others leave entries in flight whose fate a
-recovery decides (rule P18), so none of them may sound as if nothing had been stored.
+An error of a writer says what is known of the entries. Only those of ``cannot_go_on`` name a final
+end, because only then does the writer close the ledger itself; all others leave entries in flight
+whose fate a recovery decides (rule P18), so none of them may sound as if nothing had been stored.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from spark_ledger.errors import (
     LedgerError,
     LedgerTakenOverError,
     MetadataRestoredError,
+    RecoveryError,
     UnauthorizedError,
 )
 from spark_ledger.protocol.events import MetadataConflict
+from spark_ledger.protocol.lane_tail import LaneTail
 from spark_ledger.protocol.replication import Replication
 from spark_ledger.types import BookieStatus, EntryId, LedgerId, LedgerMetadata
 
@@ -28,6 +30,9 @@ def describe(replication: Replication) -> str:
         f"{member.bookie_id} ({member.status.name.lower()}{member.reason and ': '}{member.reason})"
         for member in sorted(replication.failed_members, key=lambda member: member.bookie_id)
     )
+
+
+# -- of a writer -----------------------------------------------------------------------------------
 
 
 def cannot_go_on(
@@ -110,4 +115,42 @@ def closed_early(ledger_id: LedgerId, end: EntryId) -> AddOutcomeUnknownError:
     """The application closed the ledger while adds above ``end`` had no answer yet."""
     return AddOutcomeUnknownError(
         f"ledger {ledger_id} was closed at entry {end} while later adds were in flight"
+    )
+
+
+# -- of a recovery ---------------------------------------------------------------------------------
+#
+# One bad bookie is one bad bookie. Only when too few others remain the recovery fails, with the
+# error that tells most: bookies that refuse a password that the metadata know to be right (rule
+# P20).
+
+
+def unknown_end(metadata: LedgerMetadata, tail: LaneTail) -> LedgerError:
+    """All replicas have answered and do not suffice. Cutting the ledger here might lose a
+    confirmed entry, so the ledger stays as it is until more bookies are back (rule P14)."""
+    name = f"ledger {metadata.ledger_id} ({metadata.quorums})"
+    answers = tail.describe(metadata)
+    if tail.needs_refused(metadata):
+        return UnauthorizedError(
+            f"{name}: bookies refuse the ledger's password, and without them nobody can tell "
+            f"whether entry {tail.next_entry} was written ({answers})"
+        )
+    return RecoveryError(
+        f"{name}: too few bookies tell whether entry {tail.next_entry} was written ({answers}). "
+        "Start them and open the ledger again"
+    )
+
+
+def not_stored(metadata: LedgerMetadata, replication: Replication) -> LedgerError:
+    """Too few bookies are left to store what was found (rule P16)."""
+    name = f"ledger {metadata.ledger_id} ({metadata.quorums})"
+    failed = describe(replication)
+    if not replication.suffices_without(replication.failed_with(BookieStatus.UNAUTHORIZED)):
+        return UnauthorizedError(
+            f"{name}: bookies {failed} refuse the ledger's password, and without them its end "
+            "cannot be stored"
+        )
+    return RecoveryError(
+        f"{name}: too few writable bookies to store its end; bookies {failed} failed. Start "
+        "bookies and open the ledger again"
     )

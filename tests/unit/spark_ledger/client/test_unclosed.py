@@ -1,0 +1,166 @@
+"""A ledger whose end could not be stored: who closes it is told, and its connection closes it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from spark_ledger.client.ledger_client import LedgerClient
+from spark_ledger.errors import (
+    AddOutcomeUnknownError,
+    EnsembleLostError,
+    LedgerError,
+    MetadataUnavailableError,
+)
+from spark_ledger.types import EntryId
+from tests.unit.spark_ledger.client.world import World, run, run_virtually
+
+
+def _cut_off(client: LedgerClient) -> Callable[[], None]:
+    """No ZooKeeper answers a change of this client; the function that is returned mends that."""
+    ledgers = client.context.ledgers
+    compare_and_set = ledgers.compare_and_set
+
+    async def away(*_args: object, **_named: object) -> int:
+        raise MetadataUnavailableError("no ZooKeeper answered; nothing was changed")
+
+    def mend() -> None:
+        ledgers.compare_and_set = compare_and_set  # type: ignore[method-assign]
+
+    ledgers.compare_and_set = away  # type: ignore[method-assign]
+    return mend
+
+
+@pytest.mark.parametrize("bookies", [3, 4])
+def test_ledger_of_a_writer_that_stopped_in_an_outage_is_closed(bookies: int) -> None:
+    """Without a spare the writer gives up, with one it cannot store the change."""
+
+    async def test(world: World) -> None:
+        client, other = await world.client(), await world.client()
+        writer = await client.create_ledger()
+        assert await writer.append(b"x") == 0
+        reader = await other.open_ledger(writer.ledger_id)
+        entries: list[int] = []
+
+        async def follow() -> None:
+            entries.extend([entry.entry_id async for entry in reader.tail(0)])
+
+        tail = asyncio.create_task(follow())
+        mend = _cut_off(client)
+        killed = (await other.ledger_metadata(writer.ledger_id)).last_fragment.bookies
+        killed = killed[: 5 - bookies]
+        for bookie_id in killed:
+            world.kill(bookie_id)
+        with pytest.raises((EnsembleLostError, AddOutcomeUnknownError)):
+            await writer.append(b"y")
+        await asyncio.sleep(5)
+        for bookie_id in killed:
+            world.revive(bookie_id)
+        with pytest.raises(MetadataUnavailableError):
+            await writer.close()
+        assert writer.is_left_open
+        mend()
+        await asyncio.wait_for(tail, 600)
+        metadata = await other.ledger_metadata(writer.ledger_id)
+        assert metadata.is_closed and len(entries) == metadata.last_entry_id + 1 >= 1
+        assert not writer.is_left_open
+
+    run_virtually(test, bookies=bookies)
+
+
+def test_writer_that_nobody_closes_is_seen_to_and_close_says_nothing_then() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await client.create_ledger()
+        assert await writer.append(b"x") == 0
+        mend = _cut_off(client)
+        world.kill("b0")
+        world.kill("b1")
+        with pytest.raises(LedgerError):
+            await writer.append(b"y")
+        mend()
+        world.revive("b0")
+        world.revive("b1")
+        await asyncio.sleep(15)
+        assert (await client.ledger_metadata(writer.ledger_id)).is_closed
+        await writer.close()
+        await writer.close()
+        assert not writer.is_left_open
+
+    run_virtually(test)
+
+
+def test_close_that_fails_is_made_good() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await client.create_ledger()
+        assert await writer.append(b"x") == 0
+        mend = _cut_off(client)
+        with pytest.raises(MetadataUnavailableError):
+            await writer.close()
+        client.close_later(writer.ledger_id)  # as a stream does: it has one turn all the same
+        assert client._left_open.ledger_ids == [writer.ledger_id]
+        mend()
+        await asyncio.sleep(10)
+        assert (await client.ledger_metadata(writer.ledger_id)).is_closed
+
+    run_virtually(test)
+
+
+def test_ledger_with_a_password_is_closed_with_it() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await client.create_ledger(password=b"secret")
+        assert await writer.append(b"x") == 0
+        mend = _cut_off(client)
+        with pytest.raises(MetadataUnavailableError):
+            await writer.close()
+        mend()
+        while writer.is_left_open:
+            await asyncio.sleep(0.1)
+        assert (await client.ledger_metadata(writer.ledger_id)).last_entry_id == 0
+
+    run(test)
+
+
+def test_ledger_that_another_client_recovers_is_its_own() -> None:
+    async def test(world: World) -> None:
+        client, other = await world.client(), await world.client()
+        writer = await client.create_ledger()
+        assert await writer.append(b"x") == 0
+        await other.open_ledger(writer.ledger_id, recover=True)
+        with pytest.raises(LedgerError):
+            await writer.append(b"y")
+        assert client._left_open.ledger_ids == []
+        await writer.close()
+
+    run_virtually(test)
+
+
+@pytest.mark.parametrize("is_another", [False, True])
+def test_ledger_of_a_restored_zookeeper_is_left_alone(is_another: bool) -> None:
+    """One that lost a fragment would be closed below what was confirmed in it."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await client.create_ledger()
+        assert await writer.append(b"x") == 0
+        mend = _cut_off(client)
+        with pytest.raises(MetadataUnavailableError):
+            await writer.close()
+        mend()
+        ours = writer.metadata
+        first = ours.fragments[0]
+        later = first._replace(first_entry=EntryId(1))
+        writer._unclosed._ended_with = (
+            ours.with_changes(incarnation=b"another one.....")
+            if is_another
+            else ours.with_changes(fragments=(first, later))
+        )
+        await asyncio.sleep(10)
+        assert not (await client.ledger_metadata(writer.ledger_id)).is_closed
+        assert client._left_open.ledger_ids == []
+
+    run_virtually(test)
