@@ -58,9 +58,11 @@ class AnswerRoom:
     that have begun therefore go on before new ones begin, each in place of its last part: were they
     to wait behind those, all would hold a part, none would get another, and honest ones were cut.
     Of new ones that of the connection that holds least begins: behind nobody's hundreds. Of those
-    that hold as much the oldest begins, or the newest while the oldest waits for long. Behind a
-    hundred connections that are cut and come again each would wait until its time is over, and
-    then be the last of the row again (Maurer, "Fail at Scale", ACM Queue 2015: adaptive LIFO).
+    that hold as much the oldest begins, or the newest for room that a cut gave while the oldest
+    waits for long. Behind a hundred connections that are cut and come again each would wait until
+    its time is over, and then be the last of the row again (Maurer, "Fail at Scale", ACM Queue
+    2015: adaptive LIFO). Room that readers give back is not for the newest: that would be always
+    the one who was just served, and asks for the rest.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class AnswerRoom:
         self._waiting: dict[str, deque[_Turn]] = {}  # for their first
         self._calls_of: Counter[str] = Counter()  # of a connection, that hold something
         self._writing = 0  # parts
+        self._newest_first = False  # there is room because somebody was cut
         self._timer: asyncio.TimerHandle | None = None
         self.bytes_held = 0
         """For metrics."""
@@ -254,7 +257,8 @@ class AnswerRoom:
         least = min(map(self._calls_of.__getitem__, self._waiting))
         equal = [each for each in self._waiting if self._calls_of[each] == least]
         oldest = self._waiting[equal[0]][0]
-        if asyncio.get_running_loop().time() - oldest.since < _LONG_ROW_S:
+        is_long = asyncio.get_running_loop().time() - oldest.since >= _LONG_ROW_S
+        if not (is_long and self._newest_first):
             return equal[0]
         return max(equal, key=lambda each: self._waiting[each][-1].since)
 
@@ -272,7 +276,9 @@ class AnswerRoom:
         self._calls_of[answer.connection] -= 1
         if not self._calls_of[answer.connection]:
             del self._calls_of[answer.connection]
+        self._newest_first = answer.is_cut
         self._let_in()
+        self._newest_first = False
 
     def _look_in(self, delay_s: float) -> None:
         if self._timer is not None:

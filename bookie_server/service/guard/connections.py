@@ -30,6 +30,9 @@ gRPC sends 40; in a connection's life that becomes more than what any holds."""
 _FRAMING_SHARE: Final = 256
 """One byte in so many belongs to the frames of large messages: gRPC sends 9 for 16,384."""
 
+_BYTES_PER_S: Final = 34
+"""Of a connection that does nothing: a ping in half a second, which is more than may be."""
+
 
 def _nothing() -> None: ...
 
@@ -37,11 +40,14 @@ def _nothing() -> None: ...
 class _Connection:
     """What is known of one."""
 
-    __slots__ = ("granted", "granted_before", "least", "running", "sockets", "unmeasured")
+    __slots__ = (
+        "granted", "granted_seen", "least", "looked_at", "running", "sockets", "unmeasured",
+    )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, now: float) -> None:
+        self.looked_at = now  # or when it was first seen
         self.granted = 0  # bytes that were handed out, or that calls and frames may have taken
-        self.granted_before = 0  # of these before the first of the calls that run now
+        self.granted_seen = 0  # of these at the last look
         self.least = 0  # received less granted, when that was least
         self.running = 0
         self.sockets: frozenset[int] | None = None  # None before the first look
@@ -53,8 +59,8 @@ class _Connection:
 
     def begin_again(self) -> None:
         """Its name is another connection's, whose calls are those that run now."""
-        self.granted -= self.granted_before
-        self.granted_before = self.least = 0
+        self.granted -= self.granted_seen
+        self.least = 0
 
 
 class Connections:
@@ -81,8 +87,6 @@ class Connections:
     def call(self, peer: str) -> Iterator[None]:
         """One more call, from its begin to its end."""
         known = self._of(peer)
-        if not known.running:
-            known.granted_before = known.granted
         known.running += 1
         self._grant(peer, known, 0, _CALL_BYTES)
         self.calls += 1
@@ -118,15 +122,17 @@ class Connections:
         }
 
     def _held(self, peer: str, found: Received, before: int | None) -> int:
-        known = self._known.get(peer)
+        known, now = self._known.get(peer), self._clock()
         if known is None:
             return found.byte_count
+        pings = int((now - known.looked_at) * _BYTES_PER_S)
+        known.looked_at, known.granted = now, known.granted + pings
         if not known.is_at(found.sockets):
             known.begin_again()
         elif before is not None:
             # What was held then was not less than nothing.
-            known.least = min(known.least, found.byte_count - before)
-        known.sockets = found.sockets
+            known.least = min(known.least, found.byte_count - before - pings)
+        known.sockets, known.granted_seen = found.sockets, known.granted
         self._measured(peer)
         return found.byte_count - known.granted - known.least
 
@@ -138,7 +144,7 @@ class Connections:
     def _of(self, peer: str) -> _Connection:
         known = self._known.get(peer)
         if known is None:
-            known = self._known[peer] = _Connection()
+            known = self._known[peer] = _Connection(self._clock())
         return known
 
     def _grant(self, peer: str, known: _Connection, given: int, around: int) -> None:

@@ -278,7 +278,9 @@ class DirectoryStore:
         read, ends_at = partial(self.read_block, ledger_id), time.monotonic() + BOOKIE_READ_QUICK_S
         while True:
             try:
-                stored, end = stored_ranges(rows, limit, read, lambda: time.monotonic() >= ends_at)
+                stored, end = stored_ranges(
+                    rows, first, limit, read, lambda: time.monotonic() >= ends_at
+                )
                 return page_of(ascending(cached, stored), first, limit, end)
             except CorruptionError:  # as in ``_stored_run``
                 before, rows = rows, self.index.rows_from(ledger_id, first, limit + 1)

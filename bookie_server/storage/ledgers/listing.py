@@ -65,12 +65,14 @@ def _ascending(runs: Iterable[EntryRun]) -> Iterator[Range]:
 
 def stored_ranges(
     rows: Sequence[IndexRow],
+    first: EntryId,
     limit: int,
     read: Callable[[IndexRow], EntryRun],
     is_late: Callable[[], bool] = lambda: False,
 ) -> tuple[list[Range], EntryId | None]:
-    """Stretches of entries that the first rows of a ledger name, and up to where that is; None: of
-    them all. So many rows, and no other one once there are so many stretches or it is late.
+    """Stretches of entries from ``first`` on that rows of a ledger name, and up to where that is;
+    None: of them all. So many rows, and no other one once there are so many stretches or it is
+    late.
 
     ``read`` brings the block of a row with gaps: of a striped ledger that is all its bytes. The
     first row is always looked into, or nobody got on.
@@ -83,7 +85,8 @@ def stored_ranges(
         end = rows[number + 1].first_entry if number + 1 < len(rows) else row.last_entry + 1
         if row.is_sparse:
             ids = recent.of(row)
-            found += stretches(ids[bisect_left(ids, row.first_entry) : bisect_left(ids, end)])
+            begin = max(row.first_entry, first)
+            found += stretches(ids[bisect_left(ids, begin) : bisect_left(ids, end)])
         else:
             found.append((row.first_entry, EntryId(min(row.last_entry, end - 1))))
     return found, None

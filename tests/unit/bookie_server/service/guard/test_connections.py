@@ -34,6 +34,34 @@ def test_connection_that_comes_from_the_port_of_another_counts_in_full() -> None
     assert held(connections, 17 * MIB, socket=2) > 16 * MIB
 
 
+def test_client_under_an_old_name_holds_nothing_of_what_its_ended_calls_sent() -> None:
+    """A stream of 100 MiB may end before anybody looks at its connection."""
+    connections = Connections()
+    with connections.call(PEER):
+        connections.given(PEER, 5 * MIB)
+        assert held(connections, 5 * MIB) <= 0
+    for _call in range(2):
+        with connections.call(PEER):
+            connections.given(PEER, 100 * MIB)
+    with connections.call(PEER):
+        for _look in range(3):
+            assert held(connections, 200 * MIB, socket=2) <= 0
+
+
+def test_connection_that_is_idle_for_days_holds_nothing() -> None:
+    """Ours send a ping every two seconds, also without a call: 8.5 bytes a second (measured)."""
+    now = [0.0]
+    connections, received = Connections(lambda: now[0]), 40_000
+    with connections.call(PEER):
+        for _message in range(1_000):
+            connections.given(PEER, 40)
+            received += 40 + 40
+        for day in range(20):
+            now[0] += 86_400.0
+            received += int(86_400 * 8.5)
+            assert held(connections, received) <= 40_000, f"day {day}"
+
+
 def test_calls_of_a_connection_hide_nothing_that_comes_behind_them() -> None:
     """Each call is granted far more than it takes: eight thousand hid a half of 15 MiB."""
     connections, received = Connections(), 0

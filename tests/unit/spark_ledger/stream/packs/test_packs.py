@@ -25,7 +25,7 @@ from spark_ledger.stream.retention.names import count_ledgers
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import LedgerId
 from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
-from tests.unit.spark_ledger.stream.packs.world import ClosedDeletions
+from tests.unit.spark_ledger.stream.packs.world import ClosedDeletions, looked_before
 from tests.unit.spark_ledger.stream.world import SCHEMA, Faults, another, run, table
 
 COMMITS = 6
@@ -76,12 +76,6 @@ async def freed(stream: Stream, ledgers: FakeLedgers, upto: int = 0) -> None:
     if upto:
         await reclaimer.step(upto)
     await reclaimer.free_packed()
-
-
-def looked_before(stream: Stream) -> None:
-    """It has asked for the packs a moment ago, and there were none."""
-    packs = stream._reader.packs
-    packs.known, packs._looked_s = Packs(), asyncio.get_running_loop().time()
 
 
 def packs_of(ledgers: FakeLedgers) -> Packs:
