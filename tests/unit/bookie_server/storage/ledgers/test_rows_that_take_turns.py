@@ -26,6 +26,8 @@ from tests.unit.bookie_server.storage.support import Machine, expected, formatte
 
 L, COUNT, SIZE = LedgerId(2), 60, 600
 HELD = [e for e in range(COUNT) if e % 5 in (0, 3, 4)]
+LOGS = small_config(entry_log_bytes=1024 * KIB, write_once_bytes=0, write_cache_bytes=2048 * KIB)
+"""A flush is one log."""
 
 
 @pytest.fixture(params=[4 * KIB, 0], ids=["run log", "entry log"])
@@ -38,6 +40,15 @@ def machine(request: pytest.FixtureRequest) -> Machine:
         assert machine.add(L, ids, size=SIZE, recovery=True) is BookieStatus.OK
         machine.flush()
     assert len(rows_of(machine, L)) > COUNT / 3
+    return machine
+
+
+def among_dead_bytes() -> Machine:
+    """Every other entry of a ledger, beside another one that is to be deleted."""
+    machine = Machine(formatted(), LOGS)
+    assert machine.add(L, range(0, 100, 2), size=SIZE, recovery=True) is BookieStatus.OK
+    assert machine.add(4, range(300), size=SIZE) is BookieStatus.OK
+    machine.flush()
     return machine
 
 
@@ -100,6 +111,38 @@ def test_all_rows_of_a_damaged_block_leave_the_index_and_its_copy_is_good(
         assert scrubbed.copies_of(lack)
         assert set(reads.values()) <= {1}
     assert machine.held(L) == expected(L, HELD, SIZE)
+
+
+def test_rows_that_move_while_their_ledger_is_read_leave_the_index_with_their_damaged_copy() -> (
+    None
+):
+    machine, other = among_dead_bytes(), LedgerId(4)
+    assert machine.add(L, [21], size=SIZE, recovery=True) is BookieStatus.OK
+    machine.flush()
+    assert machine.add(L, [51], size=SIZE, recovery=True) is BookieStatus.OK
+    machine.flush()
+    machine.close()
+    machine = Machine(files_of(machine), LOGS)
+    machine.bookie.delete_ledgers([other])
+    machine.flush()
+    moved: list[BlockLocation] = []
+
+    def move(_: int) -> None:
+        if not moved:
+            compact(machine)
+            moved.append(rows_of(machine, L)[0].location)
+            flip(machine, moved[0])
+
+    before = {row.location for row in rows_of(machine, L)}
+    storage = machine.bookie._storage
+    scrubbed, lacking = storage.store_of(L).scrub, storage.store_of(L).lacking
+    scrubbed.run(storage._flush_lock, move)
+    assert moved and moved[0] not in before
+    assert [row.first_entry for row in rows_of(machine, L)] == [21, 51]
+    assert {lack.log_id for lack in lacking.of(L)} == {moved[0].log_id}
+    assert machine.add(L, range(0, 100, 2), size=SIZE, recovery=True) is BookieStatus.OK
+    machine.flush()
+    assert machine.held(L) == expected(L, sorted([*range(0, 100, 2), 21, 51]), SIZE)
 
 
 def test_bytes_of_a_block_are_alive_once_whatever_rows_it_has(machine: Machine) -> None:
