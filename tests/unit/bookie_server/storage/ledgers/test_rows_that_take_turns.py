@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from bookie_server.storage.blocks import Block
 from bookie_server.storage.index.base import BlockLocation, IndexRow
 from bookie_server.storage.ledgers.entry_log import EntryLogReader
 from bookie_server.storage.ledgers.recent_blocks import BLOCKS_KEPT, RecentBlocks
@@ -152,6 +153,59 @@ def test_bytes_of_a_block_are_alive_once_whatever_rows_it_has(machine: Machine) 
     assert uses is not None
     assert sum(use.byte_count for use in uses.values()) == sum(blocks.values())
     assert sum(use.rows for use in uses.values()) == len(rows_of(machine, L))
+
+
+def test_rows_of_a_block_that_move_one_after_the_other_count_its_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A flush has put an entry into the block while it was copied: a row of it stayed."""
+    machine = among_dead_bytes()
+    machine.close()
+    machine = Machine(files_of(machine), LOGS)
+    machine.bookie.delete_ledgers([LedgerId(4)])
+    machine.flush()
+    read, stayed = EntryLogReader.read_block, list[IndexRow]()
+
+    def add_too(reader: EntryLogReader, location: BlockLocation) -> Block:
+        block = read(reader, location)
+        if not stayed:
+            assert machine.add(L, [51], size=SIZE, recovery=True) is BookieStatus.OK
+            machine.flush()
+            stayed.extend(row for row in rows_of(machine, L) if row.location == location)
+        return block
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EntryLogReader, "read_block", add_too)
+        compact(machine)
+    assert [row.first_entry for row in stayed] == [0, 52]
+    compact(machine)
+    assert not {row.location for row in stayed} & {row.location for row in rows_of(machine, L)}
+    uses = machine.bookie._storage.store_of(L).index.log_use()
+    assert uses and all(use.byte_count for use in uses.values()), "its log is not garbage"
+    compact(machine)
+    assert machine.bookie._storage.store_of(L).index.log_use() == uses
+    assert machine.held(L) == expected(L, sorted([*range(0, 100, 2), 51]), SIZE)
+
+
+def test_block_whose_first_row_is_gone_counts_once_it_is_copied() -> None:
+    machine = among_dead_bytes()
+    assert machine.add(L, [21, 51], size=SIZE, recovery=True) is BookieStatus.OK
+    machine.flush()
+    machine.close()
+    machine = Machine(files_of(machine), LOGS)
+    storage = machine.bookie._storage
+    store = storage.store_of(L)
+    before = rows_of(machine, L)
+    update = store.index.begin()
+    update.delete_row(L, before[0])
+    update.commit()
+    for log in store.space.survey(storage._flush_lock):
+        assert store.space.compact(log, storage._flush_lock, lambda _: None, 1024 * KIB)
+    rows, uses = rows_of(machine, L), store.index.log_use()
+    assert not {row.location for row in before} & {row.location for row in rows}
+    assert uses and {row.first_entry for row in rows} == {21, 22, 51, 52}
+    blocks = {row.location: row.byte_count for row in (*rows, *store.index.rows(LedgerId(4)))}
+    assert sum(use.byte_count for use in uses.values()) == sum(blocks.values())
 
 
 def test_what_is_dead_beside_them_is_given_back(machine: Machine) -> None:
