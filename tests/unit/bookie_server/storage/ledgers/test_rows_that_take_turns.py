@@ -13,6 +13,7 @@ from bookie_server.storage.ledgers.entry_log import EntryLogReader
 from bookie_server.storage.ledgers.recent_blocks import BLOCKS_KEPT, RecentBlocks
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import KIB
+from spark_ledger.limits.entries import ENSEMBLE_SIZE_MAX
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from tests.unit.bookie_server.storage.ledgers.test_scrub import (
@@ -91,6 +92,26 @@ def test_scrub_reads_each_block_once(machine: Machine, reads: Counter[BlockLocat
     stats = scrub(machine)
     assert reads and set(reads.values()) == {1}
     assert (stats.directories[0].blocks, stats.lacking) == (before, 0)
+
+
+@pytest.mark.parametrize("lanes", [9, ENSEMBLE_SIZE_MAX - 1])
+def test_blocks_of_as_many_lanes_as_there_may_be_are_read_once(
+    lanes: int, reads: Counter[BlockLocation]
+) -> None:
+    config = small_config(write_once_bytes=4 * KIB, entry_log_bytes=1024 * KIB)
+    machine = Machine(formatted(), config)
+    for lane in range(lanes):
+        ids = range(lane, 10 * ENSEMBLE_SIZE_MAX, ENSEMBLE_SIZE_MAX)
+        assert machine.add(L, ids, size=SIZE, recovery=True) is BookieStatus.OK
+        machine.flush()
+    assert len({row.location for row in rows_of(machine, L)}) == lanes
+    reads.clear()
+    page = machine.bookie.entry_page(L, EntryId(0))
+    assert page is not None and page.next_entry is None
+    assert len(reads) == lanes and set(reads.values()) == {1}
+    reads.clear()
+    scrub(machine)
+    assert len(reads) == lanes and set(reads.values()) == {1}
 
 
 def test_all_rows_of_a_damaged_block_leave_the_index_and_its_copy_is_good(
