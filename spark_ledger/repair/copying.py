@@ -66,7 +66,8 @@ class Copier:
 
     async def copy(self, lanes: Sequence[LaneCopy], target: BookieId) -> None:
         """Bring lanes, or parts of them, to a bookie, synced there; ascending, all lanes together:
-        else it would have them in as many pieces as there are entries.
+        else it would have them in as many pieces as there are entries. A lane ends at what nobody
+        brings, and the others go on.
 
         Raises TargetFailedError, NoSuchEntryError if every source denies an entry, and
         BookieUnavailableError if a source that may have it cannot be asked.
@@ -80,18 +81,29 @@ class Copier:
         )
         parts = [asyncio.ensure_future(self._copy_parts(p, merged)) for p in by_lane.values()]
         try:
-            await asyncio.gather(*parts)
+            errors = [each for each in await asyncio.gather(*parts) if each is not None]
         finally:
             await cancel(*parts)
             sink.close()
+        if errors:
+            raise next((e for e in errors if isinstance(e, NoSuchEntryError)), errors[0])
 
-    async def _copy_parts(self, parts: Sequence[LaneCopy], sink: MergedLanes) -> None:
-        for lane in parts:
-            position = lane.first
-            busy = BusyPauses(self._context.config.read_timeout_s)
-            while position <= lane.last_entry:
-                position = await self._go_on(lane, position, sink, busy)
+    async def _copy_parts(
+        self, parts: Sequence[LaneCopy], sink: MergedLanes
+    ) -> NoSuchEntryError | BookieUnavailableError | None:
+        """Copy what one lane lacks, or why that ended early: a member that holds all that can be
+        read is worth more than one that holds what lies before the first hole of any lane."""
+        try:
+            for lane in parts:
+                position = lane.first
+                busy = BusyPauses(self._context.config.read_timeout_s)
+                while position <= lane.last_entry:
+                    position = await self._go_on(lane, position, sink, busy)
+        except (NoSuchEntryError, BookieUnavailableError) as error:
+            await sink.end()
+            return error
         await sink.end()
+        return None
 
     def was_brought(self, lane: LaneCopy, source: BookieId) -> bool:
         """Whether all of a lane was copied from this bookie."""

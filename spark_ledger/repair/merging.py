@@ -38,7 +38,8 @@ class MergedLanes:
         self._lanes = lanes
         self._stride = stride
         self.chunk_bytes = max(1, READ_CHUNK_BYTES_TARGET // lanes)
-        """What a lane reads at once: all of them as much as a bookie sends at once."""
+        """What a lane reads at once: all of them as much as a bookie sends at once. But a bookie
+        sends an entry at least: of larger ones each lane holds one, as it has to."""
         self._waiting: list[tuple[Frames, asyncio.Future[None]]] = []
         """What lanes have brought, one run of each, and who is told when it is stored."""
 
@@ -91,4 +92,13 @@ def _run(ledger_id: LedgerId, frames: list[tuple[EntryId, memoryview]]) -> Entry
     gaps = ids[-1] - ids[0] + 1 - len(ids)
     assert gaps >= 0, "no two lanes have the same entry"
     sizes = [len(frame) for _, frame in frames]
-    return EntryRun(ledger_id, ids[0], ids if gaps else None, sizes, b"".join(f for _, f in frames))
+    joined = _joined([frame for _, frame in frames])
+    return EntryRun(ledger_id, ids[0], ids if gaps else None, sizes, joined)
+
+
+def _joined(frames: list[memoryview]) -> bytes:
+    """The frames as one; a large one that came alone is not copied for that."""
+    whole = frames[0].obj
+    if len(frames) == 1 and isinstance(whole, bytes) and len(whole) == len(frames[0]):
+        return whole
+    return b"".join(frames)

@@ -134,8 +134,8 @@ class IndexUpdate(Protocol):
     def put_ledger_record(self, ledger_id: LedgerId, ledger_record: LedgerRecord) -> None:
         """Set the ledger's record."""
 
-    def move_row(self, ledger_id: LedgerId, row: IndexRow, location: BlockLocation) -> bool:
-        """Have a row name a copy of its block; False if the row is not as it was."""
+    def move_row(self, ledger_id: LedgerId, row: IndexRow, moved: IndexRow) -> bool:
+        """Have a row name a copy of its block, as ``moved``; False if the row is not as it was."""
 
     def delete_row(self, ledger_id: LedgerId, row: IndexRow) -> bool:
         """Take out one row; False if it is not as it was."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from bookie_server.core.ledger_record import KEY_HASH_BYTES, LedgerRecord
 from bookie_server.storage.freeing import free_slowly
-from bookie_server.storage.index.base import BlockLocation, IndexRow, NotCommittedError, RowsInRange
+from bookie_server.storage.index.base import IndexRow, NotCommittedError, RowsInRange
 from bookie_server.storage.index.lmdb_commit import commit_now
 from bookie_server.storage.index.lmdb_errors import translated
 from bookie_server.storage.index.lmdb_heal import drop_damaged_rows
@@ -141,13 +141,14 @@ class LmdbUpdate:
         if len(self._new_records) >= PUT_AT_ONCE:
             self._put_new_records()
 
-    def move_row(self, ledger_id: LedgerId, row: IndexRow, location: BlockLocation) -> bool:
+    def move_row(self, ledger_id: LedgerId, row: IndexRow, moved: IndexRow) -> bool:
+        assert moved.first_entry == row.first_entry, f"row of ledger {ledger_id}: {row}"
         self._put_new_rows_of(ledger_id)
         with translated(self._path):
             key, expected = stored_row(ledger_id, row)
             if self._transaction.get(key, db=self._rows) != expected:
                 return False
-        self.put_row(ledger_id, row._replace(location=location))
+        self.put_row(ledger_id, moved)
         return True
 
     def delete_row(self, ledger_id: LedgerId, row: IndexRow) -> bool:

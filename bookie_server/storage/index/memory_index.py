@@ -233,10 +233,11 @@ class _MemoryUpdate:
     def put_ledger_record(self, ledger_id: LedgerId, ledger_record: LedgerRecord) -> None:
         self._content.ledger_records[ledger_id] = ledger_record
 
-    def move_row(self, ledger_id: LedgerId, row: IndexRow, location: BlockLocation) -> bool:
+    def move_row(self, ledger_id: LedgerId, row: IndexRow, moved: IndexRow) -> bool:
+        assert moved.first_entry == row.first_entry, f"row of ledger {ledger_id}: {row}"
         if self._content.rows.get(ledger_id, {}).get(row.first_entry) != row:
             return False
-        self.put_row(ledger_id, row._replace(location=location))
+        self.put_row(ledger_id, moved)
         return True
 
     def delete_row(self, ledger_id: LedgerId, row: IndexRow) -> bool:

@@ -221,7 +221,8 @@ class DirectoryScrub:
                 if is_good is None:
                     pace(row.byte_count)
                     damaged = self._damaged(ledger_id, row)
-                    verdicts.put(row.location, damaged is None)
+                    if damaged in (None, row):  # a block that has moved is damaged elsewhere
+                        verdicts.put(row.location, damaged is None)
                 if damaged is not None:
                     end = rows[number].first_entry - 1 if number < len(rows) else row.last_entry
                     last = EntryId(min(row.last_entry, end))

@@ -46,7 +46,7 @@ class _Move(NamedTuple):
 
     ledger_id: LedgerId
     row: IndexRow
-    location: BlockLocation
+    moved: IndexRow
 
 
 class DirectorySpace:
@@ -226,7 +226,10 @@ class DirectorySpace:
                 pace(block.location.length)
                 copy = self._reader.read_block(block.location)
                 location = self._writer_for(lock, log_bytes).append(copy)
-                moves += [_Move(block.ledger_id, row, location) for row in rows]
+                for number, row in enumerate(rows):
+                    # The first row may have moved before, without those that a flush added.
+                    copied = row._replace(location=location, is_part=number > 0)
+                    moves.append(_Move(block.ledger_id, row, copied))
                 if len(moves) >= COMPACTION_ROWS_AT_ONCE:
                     moved += self._move(moves, lock)
             moved += self._move(moves, lock)

@@ -11,10 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
 from bookie_server.storage.index.base import BlockLocation, IndexRow
+from spark_ledger.limits.entries import ENSEMBLE_SIZE_MAX
 from spark_ledger.runs import EntryRun
 
-BLOCKS_KEPT: Final = 8
-"""More than the lanes that one bookie has of a ledger."""
+BLOCKS_KEPT: Final = ENSEMBLE_SIZE_MAX
+"""More than the lanes that one bookie has of a ledger. Of one block more than are kept, in turn,
+none would be known when it is asked for."""
 
 Known = TypeVar("Known")
 

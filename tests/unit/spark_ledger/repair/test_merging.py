@@ -76,6 +76,17 @@ def test_lane_that_is_alone_is_passed_on_as_it_is() -> None:
     assert asyncio.run(merged([[one]], 5))[0] is one
 
 
+@pytest.mark.parametrize("lanes", [2, 3])
+def test_entries_that_came_alone_are_not_copied(lanes: int) -> None:
+    """They are as large as a bookie sends at once, and each lane holds one."""
+    runs = [[run(each), run(each + lanes)] for each in range(lanes)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(merging, "READ_CHUNK_BYTES_TARGET", 1)
+        sent = asyncio.run(merged(runs, lanes))
+    came = {id(each.frames) for lane in runs for each in lane}
+    assert len(sent) == 2 * lanes and {id(each.frames) for each in sent} == came
+
+
 def test_no_lane_is_ahead_by_more_than_its_run() -> None:
     small = [run(2 * n) for n in range(10)]
     large = [run(*range(1, 20, 2))]

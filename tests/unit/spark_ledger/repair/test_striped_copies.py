@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from spark_ledger.errors import NoSuchEntryError
+from spark_ledger.errors import BookieUnavailableError, NoSuchEntryError
 from spark_ledger.metadata.ledgers import LedgerStore
 from spark_ledger.repair import merging
 from spark_ledger.repair.copying import Copier, TargetFailedError
@@ -95,21 +97,58 @@ def test_what_a_member_lacks_of_its_lanes_comes_in_their_order() -> None:
     run_virtually(test, bookies=6)
 
 
-@pytest.mark.parametrize("refuses", [True, False])
-def test_lane_that_cannot_be_copied_ends_the_others(*, refuses: bool) -> None:
+def test_target_that_fails_ends_all_lanes() -> None:
     async def test(world: World) -> None:
         made = await Striped(world).prepare()
-        target = Target([OK] * 2 + [BookieStatus.IO_ERROR] * refuses + [OK] * COUNT)
-        if not refuses:
-            for bookie in world.bookies.values():
-                if made.ledger_id in bookie.ledgers:
-                    bookie.ledgers[made.ledger_id].entries.pop(made.wanted[-1], None)
+        target = Target([OK] * 2 + [BookieStatus.IO_ERROR] + [OK] * COUNT)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(merging, "READ_CHUNK_BYTES_TARGET", 100)
-            with pytest.raises(TargetFailedError if refuses else NoSuchEntryError):
+            with pytest.raises(TargetFailedError):
                 await made.send(target)
         assert target.open == 0 and sent(target) == sorted(sent(target))
         assert len(sent(target)) < len(made.wanted)
+
+    run_virtually(test, bookies=6)
+
+
+@pytest.mark.parametrize("lane", [0, 1, 2])
+@pytest.mark.parametrize("at_once", [100, 10**6])
+def test_entry_that_nobody_brings_ends_its_own_lane_only(at_once: int, lane: int) -> None:
+    async def test(world: World) -> None:
+        made, target = await Striped(world).prepare(), Target([OK] * COUNT)
+        first, _, stride = made.lanes[lane][:3]
+        hole = first + 2 * stride
+        for bookie in world.bookies.values():
+            if made.ledger_id in bookie.ledgers:
+                bookie.ledgers[made.ledger_id].entries.pop(hole, None)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(merging, "READ_CHUNK_BYTES_TARGET", at_once)
+            with pytest.raises(NoSuchEntryError, match=f"entry {hole} "):
+                await made.send(target)
+        cut = {e for e in made.wanted if e >= hole and (e - hole) % stride == 0}
+        assert sent(target) == [e for e in made.wanted if e not in cut]
+        assert target.open == 0
+
+    run_virtually(test, bookies=6)
+
+
+def test_entry_that_is_lost_is_told_before_one_that_cannot_be_read_now() -> None:
+    async def test(world: World) -> None:
+        made, target = await Striped(world).prepare(), Target([OK] * COUNT)
+        go_on, lost = made.copier._go_on, made.lanes[2].first
+
+        async def fail(lane: LaneCopy, position: int, *rest: Any) -> int:
+            if lane.first == made.lanes[1].first:
+                raise BookieUnavailableError("cannot be read now")
+            if lane.first == lost:
+                raise NoSuchEntryError("is lost")
+            return await go_on(lane, position, *rest)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(made.copier, "_go_on", fail)
+            with pytest.raises(NoSuchEntryError, match="is lost"):
+                await made.send(target)
+        assert sent(target) == [e for e in made.wanted if e % 5 == made.lanes[0].first % 5]
 
     run_virtually(test, bookies=6)
 

@@ -91,7 +91,8 @@ class Pair:
                 each.put_ledger_record(ledger_id, record)
         elif kind == "move":
             row = draw.choice([*stored, self.row(3)])
-            to = BlockLocation(4, 4096, row.location.length)
+            location = BlockLocation(4, 4096, row.location.length)
+            to = row._replace(location=location, is_part=draw.random() < 0.3)
             done = [each.move_row(ledger_id, row, to) for each in updates]
         elif kind == "take":
             row = draw.choice([*stored, self.row(3)])

@@ -316,9 +316,10 @@ def test_use_of_logs_follows_rows(reopen: Callable[[], Index]) -> None:
         assert index.log_use() == {2: first, 2 | RUN: second}
         update = index.begin()
         old = row(0, BlockLocation(2, 4096, 100))
-        assert update.move_row(LedgerId(1), old, BlockLocation(7, 8192, 100))
-        assert not update.move_row(LedgerId(1), old, BlockLocation(9, 8192, 100)), "it has moved"
-        assert not update.move_row(LedgerId(5), old, BlockLocation(9, 8192, 100)), "it is gone"
+        new = row(0, BlockLocation(7, 8192, 100))
+        assert update.move_row(LedgerId(1), old, new)
+        assert not update.move_row(LedgerId(1), old, new), "it has moved"
+        assert not update.move_row(LedgerId(5), old, new), "it is gone"
         update.commit()
         assert index.log_use() == {2: LogUse(1, 124), 7: LogUse(1, 124), 2 | RUN: second}
         aborted = index.begin()

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from bookie_server.storage.blocks import Block
 from bookie_server.storage.index.base import BlockLocation, IndexRow
 from bookie_server.storage.ledgers.entry_log import EntryLogReader
 from bookie_server.storage.ledgers.recent_blocks import BLOCKS_KEPT, RecentBlocks
 from spark_ledger.errors import CorruptionError
 from spark_ledger.limits import KIB
+from spark_ledger.limits.entries import ENSEMBLE_SIZE_MAX
 from spark_ledger.runs import EntryRun
 from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from tests.unit.bookie_server.storage.ledgers.test_scrub import (
@@ -26,6 +28,8 @@ from tests.unit.bookie_server.storage.support import Machine, expected, formatte
 
 L, COUNT, SIZE = LedgerId(2), 60, 600
 HELD = [e for e in range(COUNT) if e % 5 in (0, 3, 4)]
+LOGS = small_config(entry_log_bytes=1024 * KIB, write_once_bytes=0, write_cache_bytes=2048 * KIB)
+"""A flush is one log."""
 
 
 @pytest.fixture(params=[4 * KIB, 0], ids=["run log", "entry log"])
@@ -38,6 +42,15 @@ def machine(request: pytest.FixtureRequest) -> Machine:
         assert machine.add(L, ids, size=SIZE, recovery=True) is BookieStatus.OK
         machine.flush()
     assert len(rows_of(machine, L)) > COUNT / 3
+    return machine
+
+
+def among_dead_bytes() -> Machine:
+    """Every other entry of a ledger, beside another one that is to be deleted."""
+    machine = Machine(formatted(), LOGS)
+    assert machine.add(L, range(0, 100, 2), size=SIZE, recovery=True) is BookieStatus.OK
+    assert machine.add(4, range(300), size=SIZE) is BookieStatus.OK
+    machine.flush()
     return machine
 
 
@@ -81,6 +94,26 @@ def test_scrub_reads_each_block_once(machine: Machine, reads: Counter[BlockLocat
     assert (stats.directories[0].blocks, stats.lacking) == (before, 0)
 
 
+@pytest.mark.parametrize("lanes", [9, ENSEMBLE_SIZE_MAX - 1])
+def test_blocks_of_as_many_lanes_as_there_may_be_are_read_once(
+    lanes: int, reads: Counter[BlockLocation]
+) -> None:
+    config = small_config(write_once_bytes=4 * KIB, entry_log_bytes=1024 * KIB)
+    machine = Machine(formatted(), config)
+    for lane in range(lanes):
+        ids = range(lane, 10 * ENSEMBLE_SIZE_MAX, ENSEMBLE_SIZE_MAX)
+        assert machine.add(L, ids, size=SIZE, recovery=True) is BookieStatus.OK
+        machine.flush()
+    assert len({row.location for row in rows_of(machine, L)}) == lanes
+    reads.clear()
+    page = machine.bookie.entry_page(L, EntryId(0))
+    assert page is not None and page.next_entry is None
+    assert len(reads) == lanes and set(reads.values()) == {1}
+    reads.clear()
+    scrub(machine)
+    assert len(reads) == lanes and set(reads.values()) == {1}
+
+
 def test_all_rows_of_a_damaged_block_leave_the_index_and_its_copy_is_good(
     machine: Machine, reads: Counter[BlockLocation]
 ) -> None:
@@ -102,6 +135,38 @@ def test_all_rows_of_a_damaged_block_leave_the_index_and_its_copy_is_good(
     assert machine.held(L) == expected(L, HELD, SIZE)
 
 
+def test_rows_that_move_while_their_ledger_is_read_leave_the_index_with_their_damaged_copy() -> (
+    None
+):
+    machine, other = among_dead_bytes(), LedgerId(4)
+    assert machine.add(L, [21], size=SIZE, recovery=True) is BookieStatus.OK
+    machine.flush()
+    assert machine.add(L, [51], size=SIZE, recovery=True) is BookieStatus.OK
+    machine.flush()
+    machine.close()
+    machine = Machine(files_of(machine), LOGS)
+    machine.bookie.delete_ledgers([other])
+    machine.flush()
+    moved: list[BlockLocation] = []
+
+    def move(_: int) -> None:
+        if not moved:
+            compact(machine)
+            moved.append(rows_of(machine, L)[0].location)
+            flip(machine, moved[0])
+
+    before = {row.location for row in rows_of(machine, L)}
+    storage = machine.bookie._storage
+    scrubbed, lacking = storage.store_of(L).scrub, storage.store_of(L).lacking
+    scrubbed.run(storage._flush_lock, move)
+    assert moved and moved[0] not in before
+    assert [row.first_entry for row in rows_of(machine, L)] == [21, 51]
+    assert {lack.log_id for lack in lacking.of(L)} == {moved[0].log_id}
+    assert machine.add(L, range(0, 100, 2), size=SIZE, recovery=True) is BookieStatus.OK
+    machine.flush()
+    assert machine.held(L) == expected(L, sorted([*range(0, 100, 2), 21, 51]), SIZE)
+
+
 def test_bytes_of_a_block_are_alive_once_whatever_rows_it_has(machine: Machine) -> None:
     blocks = {row.location: row.byte_count for row in rows_of(machine, L)}
     index = machine.bookie._storage.store_of(L).index
@@ -109,6 +174,59 @@ def test_bytes_of_a_block_are_alive_once_whatever_rows_it_has(machine: Machine) 
     assert uses is not None
     assert sum(use.byte_count for use in uses.values()) == sum(blocks.values())
     assert sum(use.rows for use in uses.values()) == len(rows_of(machine, L))
+
+
+def test_rows_of_a_block_that_move_one_after_the_other_count_its_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A flush has put an entry into the block while it was copied: a row of it stayed."""
+    machine = among_dead_bytes()
+    machine.close()
+    machine = Machine(files_of(machine), LOGS)
+    machine.bookie.delete_ledgers([LedgerId(4)])
+    machine.flush()
+    read, stayed = EntryLogReader.read_block, list[IndexRow]()
+
+    def add_too(reader: EntryLogReader, location: BlockLocation) -> Block:
+        block = read(reader, location)
+        if not stayed:
+            assert machine.add(L, [51], size=SIZE, recovery=True) is BookieStatus.OK
+            machine.flush()
+            stayed.extend(row for row in rows_of(machine, L) if row.location == location)
+        return block
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EntryLogReader, "read_block", add_too)
+        compact(machine)
+    assert [row.first_entry for row in stayed] == [0, 52]
+    compact(machine)
+    assert not {row.location for row in stayed} & {row.location for row in rows_of(machine, L)}
+    uses = machine.bookie._storage.store_of(L).index.log_use()
+    assert uses and all(use.byte_count for use in uses.values()), "its log is not garbage"
+    compact(machine)
+    assert machine.bookie._storage.store_of(L).index.log_use() == uses
+    assert machine.held(L) == expected(L, sorted([*range(0, 100, 2), 51]), SIZE)
+
+
+def test_block_whose_first_row_is_gone_counts_once_it_is_copied() -> None:
+    machine = among_dead_bytes()
+    assert machine.add(L, [21, 51], size=SIZE, recovery=True) is BookieStatus.OK
+    machine.flush()
+    machine.close()
+    machine = Machine(files_of(machine), LOGS)
+    storage = machine.bookie._storage
+    store = storage.store_of(L)
+    before = rows_of(machine, L)
+    update = store.index.begin()
+    update.delete_row(L, before[0])
+    update.commit()
+    for log in store.space.survey(storage._flush_lock):
+        assert store.space.compact(log, storage._flush_lock, lambda _: None, 1024 * KIB)
+    rows, uses = rows_of(machine, L), store.index.log_use()
+    assert not {row.location for row in before} & {row.location for row in rows}
+    assert uses and {row.first_entry for row in rows} == {21, 22, 51, 52}
+    blocks = {row.location: row.byte_count for row in (*rows, *store.index.rows(LedgerId(4)))}
+    assert sum(use.byte_count for use in uses.values()) == sum(blocks.values())
 
 
 def test_what_is_dead_beside_them_is_given_back(machine: Machine) -> None:

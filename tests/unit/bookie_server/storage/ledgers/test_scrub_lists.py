@@ -98,7 +98,7 @@ def test_block_that_was_copied_meanwhile_is_lacking_where_it_is_now() -> None:
     def move() -> None:
         directory.before_read = lambda: None
         update = directory.index.begin()
-        assert update.move_row(L, row(0, 4, BAD), copy)
+        assert update.move_row(L, row(0, 4, BAD), row(0, 4, copy))
         update.commit()
 
     directory.before_read = move
@@ -128,7 +128,7 @@ def test_block_is_damaged_if_two_reads_fail_where_it_is(reads: list[str], is_bad
         directory.bad = set() if reads[number] == "good" else {now.location}
         if reads[number] == "moves":
             update = directory.index.begin()
-            update.move_row(L, now, BlockLocation(10 + number, 4096, 100))
+            update.move_row(L, now, now._replace(location=BlockLocation(10 + number, 4096, 100)))
             update.commit()
 
     directory.before_read = before_read
