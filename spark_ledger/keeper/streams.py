@@ -207,6 +207,7 @@ class StreamKeeper:
                 if config.value.deleted:
                     marked[stream_id] = name
                     self._hurried.discard(name)
+                    self._end_visit(name)
                     if stream_id in self._marked:  # whoever marked it had a minute
                         await self._finish_deletion(name, stream_id)
                 else:
@@ -214,6 +215,7 @@ class StreamKeeper:
                     await self._visit(name, config, now_ms)
             except NoSuchStreamError:
                 self._hurried.discard(name)  # deleted meanwhile
+                self._end_visit(name)
             except (MetadataUnavailableError, MetadataRestoredError):
                 raise  # the others would wait as long for nothing, or go back as well (rule K6)
             except ConflictError as error:
@@ -226,9 +228,14 @@ class StreamKeeper:
                     self._failed(name, error)
             except LedgerError as error:
                 self._failed(name, error)
+                self._end_visit(name)
             else:
                 self._conflicts.pop(name, None)
         return marked, swept
+
+    def _end_visit(self, name: str) -> None:
+        self._rows.end_visit(name)
+        self._former.end_visit(name)
 
     def _failed(self, name: str, error: LedgerError) -> None:
         self.last_error = f"stream {name!r}: {error}"
