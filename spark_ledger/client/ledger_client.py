@@ -181,7 +181,7 @@ class LedgerClient:
         """
         quorums = Quorums(ensemble_size, write_quorum, ack_quorum)
         custom = _check_custom_metadata({} if custom_metadata is None else custom_metadata)
-        # With a stream's other two keys as well an audit would delete it, as no stream names it (K9).
+        # With the other two keys of streams an audit would delete it: no stream names it (K9).
         if TAG_STREAM_ID in custom and not until_named:
             raise ConfigurationError(
                 f"custom_metadata {TAG_STREAM_ID!r}: ledgers of streams have this key; use another"
