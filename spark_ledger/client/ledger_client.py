@@ -181,7 +181,8 @@ class LedgerClient:
         """
         quorums = Quorums(ensemble_size, write_quorum, ack_quorum)
         custom = _check_custom_metadata({} if custom_metadata is None else custom_metadata)
-        if TAG_STREAM_ID in custom and not until_named:  # it would be taken for a stream's (K9)
+        # With the other two keys of streams an audit would delete it: no stream names it (K9).
+        if TAG_STREAM_ID in custom and not until_named:
             raise ConfigurationError(
                 f"custom_metadata {TAG_STREAM_ID!r}: ledgers of streams have this key; use another"
             )

@@ -97,10 +97,13 @@ class DeletionsInTurn(Deletions):
         self._began_s = 0.0
         self.left: dict[str, None] = {}
         """Names of the streams of which some are left, those that wait for longest first."""
+        self._had_turn: set[str] = set()
+        """Those of this sweep."""
 
     def begin(self) -> None:
         """A sweep."""
         self._spent_s = 0.0
+        self._had_turn.clear()
 
     def has_time(self) -> bool:
         """Whether this sweep may delete more."""
@@ -116,6 +119,7 @@ class DeletionsInTurn(Deletions):
     def turn_of(self, name: str) -> Iterator[Turn]:
         """A visit to a stream. One of which some are left, and that had a part, goes to the end."""
         before_s, turn = self._spent_s, Turn(self.has_time)
+        self._had_turn.add(name)
         try:
             yield turn
         finally:
@@ -123,6 +127,12 @@ class DeletionsInTurn(Deletions):
                 self.left.pop(name, None)
             if turn.is_left:
                 self.left.setdefault(name)
+
+    def end_visit(self, name: str) -> None:
+        """A visit to a stream has ended. If it did not come to its turn, none of the next ones may:
+        it waits for the next sweep of all."""
+        if name not in self._had_turn:
+            self.left.pop(name, None)
 
     def guard(self) -> Operation:
         return self._inner.guard()

@@ -124,6 +124,8 @@ class StreamKeeper:
         self._rows = DeletionsInTurn(self._deletions, clock)
         """What is dropped. Packs and merged manifests have time of their own."""
         self._former = DeletionsInTurn(self._deletions, clock)
+        self._turns = [self._former, self._rows]
+        """Whose streams come first changes from sweep to sweep."""
         self._clock = clock
         self._wall_ms = wall_ms
         self._grace_s = config.dropped_grace_s
@@ -155,7 +157,7 @@ class StreamKeeper:
     @property
     def hurries(self) -> bool:
         """Whether some streams are to be visited at each pass."""
-        return bool(self._hurried or self._rows.left or self._former.left)
+        return bool(self._hurried or any(each.left for each in self._turns))
 
     def forget(self) -> None:
         """Read anew what earlier sweeps have seen: the store may be another one by now."""
@@ -165,19 +167,21 @@ class StreamKeeper:
 
     async def sweep(self, *, whole: bool = True) -> None:
         """One visit to each stream, or to those that are in a hurry, for all that there is to do.
-        Those of which some are left come first.
+        Those of which some are left come first, of either kind in every other sweep.
 
         Raises what the metadata store raises at the listing, MetadataUnavailableError, and
         MetadataRestoredError."""
         self.last_error = ""
         now_ms = await self._time()
-        self._rows.begin()
-        self._former.begin()
+        self._turns.reverse()
+        for each in self._turns:
+            each.begin()
         if not whole:
             await self._visit_all(self._in_a_hurry(), now_ms)
         else:
-            names = self._former.in_turn(await self._store.children(STREAMS_ROOT))
-            names = self._rows.in_turn(names)
+            names = await self._store.children(STREAMS_ROOT)
+            for each in reversed(self._turns):
+                names = each.in_turn(names)
             marked, swept = await self._visit_all(names, now_ms)
             self._marked = marked
             self._conflicts = Counter({name: self._conflicts[name] for name in names})
@@ -186,12 +190,10 @@ class StreamKeeper:
         await self._say_what_waits()
 
     def _in_a_hurry(self) -> Iterator[str]:
-        first = list(dict.fromkeys([*self._rows.left, *sorted(self._hurried)]))
-        for name in first:
-            if name in self._hurried or self._rows.has_time():
-                yield name
-        for name in list(self._former.left):
-            if name not in first and self._former.has_time():
+        first, second = self._turns
+        for name in dict.fromkeys([*first.left, *sorted(self._hurried), *second.left]):
+            may = any(name in each.left and each.has_time() for each in self._turns)
+            if may or name in self._hurried:
                 yield name
 
     async def _visit_all(
@@ -207,6 +209,7 @@ class StreamKeeper:
                 if config.value.deleted:
                     marked[stream_id] = name
                     self._hurried.discard(name)
+                    self._end_visit(name)
                     if stream_id in self._marked:  # whoever marked it had a minute
                         await self._finish_deletion(name, stream_id)
                 else:
@@ -214,6 +217,7 @@ class StreamKeeper:
                     await self._visit(name, config, now_ms)
             except NoSuchStreamError:
                 self._hurried.discard(name)  # deleted meanwhile
+                self._end_visit(name)
             except (MetadataUnavailableError, MetadataRestoredError):
                 raise  # the others would wait as long for nothing, or go back as well (rule K6)
             except ConflictError as error:
@@ -226,9 +230,14 @@ class StreamKeeper:
                     self._failed(name, error)
             except LedgerError as error:
                 self._failed(name, error)
+                self._end_visit(name)
             else:
                 self._conflicts.pop(name, None)
         return marked, swept
+
+    def _end_visit(self, name: str) -> None:
+        for each in self._turns:
+            each.end_visit(name)
 
     def _failed(self, name: str, error: LedgerError) -> None:
         self.last_error = f"stream {name!r}: {error}"

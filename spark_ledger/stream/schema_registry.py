@@ -149,6 +149,7 @@ class SchemaRegistry:
         another stream (rule T7)."""
         for segment in segments:
             if segment.stream_id not in ("", self.config.stream_id):
+                await self.refresh(latest=True)  # the rows may be of now, and this handle old
                 raise ConfigurationError(
                     f"rows of ledger {segment.ledger_id} were written for another stream, which "
                     "gives back their space, or for a deleted one of this name: write them anew"

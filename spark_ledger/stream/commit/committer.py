@@ -163,13 +163,18 @@ class Prepared(NamedTuple):
 class Attempt:
     """One proposal until it is decided."""
 
-    def __init__(self, committer: Committer, proposal: Proposal, *, together: int = 1) -> None:
-        """``together``: how many commits share the transaction, and so what it may have."""
-        self._list_bytes_max = SEGMENT_LIST_NODE_BYTES_MAX // together
-        if not proposal.may_grow:  # then the transaction has no configurations
-            share = SEGMENT_LISTS_BYTES_MAX // together
+    def __init__(
+        self, committer: Committer, proposal: Proposal, *, together: Sequence[Proposal] = ()
+    ) -> None:
+        """``together``: this proposal and those that share the transaction, and so what it may
+        have; none: it has its own."""
+        together = together or [proposal]
+        count = len(together)
+        self._list_bytes_max = SEGMENT_LIST_NODE_BYTES_MAX // count
+        if not any(each.may_grow for each in together):  # then it has no configurations
+            share = SEGMENT_LISTS_BYTES_MAX // count
             self._list_bytes_max = min(SEGMENT_LIST_NODE_BYTES_MAX, share)
-        self._ledgers_max = max(1, LEDGERS_NAMED_BY_COMMIT_MAX // together)
+        self._ledgers_max = max(1, LEDGERS_NAMED_BY_COMMIT_MAX // count)
         self._committer = committer
         self._nodes, self._schemas = committer.nodes, committer.schemas
         self._proposal = proposal

@@ -74,7 +74,8 @@ class _Together:
     """Proposals to several streams until they are decided, all in the same way."""
 
     def __init__(self, parts: Sequence[tuple[Committer, Proposal]]) -> None:
-        self._attempts = [Attempt(*part, together=len(parts)) for part in parts]
+        proposals = [proposal for _, proposal in parts]
+        self._attempts = [Attempt(*part, together=proposals) for part in parts]
         self._names = ", ".join(repr(committer.nodes.name) for committer, _ in parts)
         first, self._proposal = parts[0]
         self._store = first.nodes.store

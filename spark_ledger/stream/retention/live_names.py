@@ -29,8 +29,18 @@ class LiveNames:
         """Dropped commits below it were looked at, also behind one whose ledger waits; ``left_at``:
         from which of them on, a step's worth each, some more were left."""
         self.left_at: set[int] = set()
+        self.tried: set[LedgerId] = set()
+        """Open ledgers of dropped commits that were recovered, or could not be, since all were."""
         self.told: set[str] = set()
         """What of dropped commits cannot be read, and why, as far as the log has named it."""
+
+    def were_looked_at(self, first: int, end: int) -> None:
+        """What was left of these dropped commits is not, or is added again. Each stood for a step's
+        worth from it on: what of that lies behind them is still to be looked at."""
+        done = self.left_at.intersection(range(first, end))
+        self.left_at -= done
+        if any(number > first for number in done):
+            self.left_at.add(end)
 
     async def named(
         self,

@@ -88,6 +88,8 @@ class Reclaimer:
         self._deleted = 0
         self._behind: int | None = None
         """Where the rows of commits go on behind one whose ledger cannot be deleted yet."""
+        self._is_late = False
+        """Some ledgers were not recovered: there was no time."""
 
     async def step(self, upto: int, may_go_on: Callable[[], bool] = lambda: True) -> Reclaimed:
         """Give back the space of commits below ``upto``, which were dropped, or of some of them, as
@@ -96,6 +98,16 @@ class Reclaimer:
         Raises ConflictError if the configuration, the root or a ledger changed meanwhile, and what
         the metadata store and bookies raise: a later step begins where this one did.
         """
+        is_last = True  # also if it fails
+        try:
+            found = await self._step(upto, may_go_on)
+            is_last = found.is_done
+        finally:
+            if is_last and not self._is_late:
+                self._names.tried.clear()
+        return found
+
+    async def _step(self, upto: int, may_go_on: Callable[[], bool]) -> Reclaimed:
         self._deleted = 0
         await self._log.manifests.read_root(latest=True)
         before = self._log.manifests.versioned
@@ -130,7 +142,7 @@ class Reclaimer:
                 break  # what leads to it stays
         await self._write_root(before, root.trimmed(dropped))
         # If the root stays, what can go behind it goes.
-        self._names.left_at.difference_update(range(first, end))
+        self._names.were_looked_at(first, end)
         self._behind = end if dropped < end < upto else None
         return Reclaimed(self._deleted, dropped - first, is_done=end >= upto)
 
@@ -150,7 +162,8 @@ class Reclaimer:
         if start < end:
             _, wait, end = await self._free_rows(start, end, head, may_go_on)
             first = sorted(wait)[:1]
-            names.left_at = names.left_at.difference(range(start, end)).union(first)
+            names.were_looked_at(start, end)
+            names.left_at.update(first)
             names.looked_upto = max(names.looked_upto, end)
         self._behind = end if end < upto else None
         return Reclaimed(self._deleted, 0, is_done=end >= upto)
@@ -309,14 +322,14 @@ class Reclaimer:
         left: set[LedgerId] = set()
         rest = deque(sorted(candidates))
         while rest:
-            if free := await self._next_closed(rest, left):
+            if free := await self._next_closed(rest, left, may_go_on):
                 left |= await self._delete_listed(free, named_since)
             if rest and not may_go_on():
                 break
         return left, set(rest)
 
     async def _next_closed(
-        self, rest: deque[LedgerId], left: set[LedgerId]
+        self, rest: deque[LedgerId], left: set[LedgerId], may_go_on: Callable[[], bool]
     ) -> list[Versioned[LedgerMetadata]]:
         """Take ledgers from ``rest`` until there are as many closed ones as may be listed; those.
         Others are added to ``left``."""
@@ -332,8 +345,19 @@ class Reclaimer:
                     continue
                 left.add(ledger.value.ledger_id)
                 if not ledger.value.owner:  # it is in no index: nobody else would
-                    await self._deletions.recover(ledger.value.ledger_id)
+                    await self._recover(ledger.value.ledger_id, may_go_on)
         return free
+
+    async def _recover(self, ledger_id: LedgerId, may_go_on: Callable[[], bool]) -> None:
+        """Recover a ledger, if there is time. One that was tried waits until all were: it may fail
+        each time, or take seconds, and would keep the others from it for ever."""
+        if ledger_id in self._names.tried:
+            return
+        if may_go_on():
+            self._names.tried.add(ledger_id)
+            await self._deletions.recover(ledger_id)
+        else:
+            self._is_late = True
 
     async def _delete_listed(
         self,

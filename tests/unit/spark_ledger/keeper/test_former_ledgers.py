@@ -7,11 +7,13 @@ from collections.abc import Sequence
 import pytest
 
 from spark_ledger.keeper import deletions, streams
-from spark_ledger.keeper.deletions import LedgerDeletions
+from spark_ledger.keeper.deletions import DeletionsInTurn, LedgerDeletions
+from spark_ledger.keeper.streams import StreamKeeper
 from spark_ledger.metadata.base import Operation
 from spark_ledger.metadata.ledgers import ledger_path
 from spark_ledger.metadata.memory import MemoryMetadataStore
 from spark_ledger.stream.commit.commit_log import CommitLog, NamedLedgers
+from spark_ledger.stream.model import StreamConfig
 from spark_ledger.stream.retention import handle
 from spark_ledger.stream.stream import Stream
 from spark_ledger.types import LedgerId, LedgerMetadata, Versioned
@@ -126,6 +128,39 @@ def test_sweep_deletes_former_ledgers_for_a_while_and_each_stream_has_its_turn(
         assert not any(each & left for each in former.values())
         # At the first one nobody waits yet: "a" has begun when the others come to wait behind it.
         assert began[:6] == ["a", "a", "b", "c", "a", "b"]
+
+    run(test)
+
+
+@pytest.mark.parametrize("kind", ["rows", "former"])
+def test_stream_with_ledgers_of_one_kind_has_its_turn_beside_one_that_has_both(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever comes first spends the time of both kinds on its own."""
+    monkeypatch.setattr(deletions, "PASS_PART_S", 5.0)
+    left = {("a", "rows"): 200, ("a", "former"): 200, ("b", kind): 20}
+
+    async def test(world: World) -> None:
+        client, clock = await world.client(), Clock()
+        for name in ("a", "b"):
+            await new_stream(client, name)
+
+        def delete(which: DeletionsInTurn, key: tuple[str, str]) -> None:
+            with which.turn_of(key[0]) as turn:
+                while left.get(key) and turn.may_go_on():
+                    with which._counted():
+                        clock.now += 1.0
+                    left[key] -= 1
+
+        async def visit(
+            keeper: StreamKeeper, name: str, config: Versioned[StreamConfig], now_ms: int
+        ) -> None:
+            delete(keeper._rows, (name, "rows"))
+            delete(keeper._former, (name, "former"))
+
+        monkeypatch.setattr(StreamKeeper, "_visit", visit)
+        await passes(await elected(world, clock), clock, 160)
+        assert not left["b", kind] and left["a", "rows"] and left["a", "former"], left
 
     run(test)
 

@@ -157,3 +157,24 @@ def test_rows_that_were_written_for_another_stream_are_refused(name: str) -> Non
         assert (await stream.commit_segments([own])).number == 1
 
     run(scenario())
+
+
+@pytest.mark.parametrize("deleted", ["", "and made again"])
+def test_handle_of_a_deleted_stream_does_not_call_rows_of_the_one_of_now_foreign(
+    deleted: str,
+) -> None:
+    """The rows are well, and the handle is old: who opens it anew can commit them."""
+
+    async def scenario() -> None:
+        _, streams, stale = await two_processes()
+        await streams.delete("s")
+        stream = await streams.create("s", SCHEMA)
+        segments = await stream.write(table(0, 3))
+        if not deleted:
+            await streams.delete("s")
+        with pytest.raises(NoSuchStreamError):
+            await stale.commit_segments(segments)
+        if deleted:
+            assert (await stream.commit_segments(segments)).number == 0
+
+    run(scenario())

@@ -58,12 +58,17 @@ def test_transaction_of_several_streams_is_measured_with_all_that_it_writes(
     run(scenario(1))
 
 
-@pytest.mark.parametrize(("grows", "made"), [(False, 0), (True, 2)])
+@pytest.mark.parametrize(
+    ("grows", "made"),
+    [((False, False), 0), ((True, True), 2), ((True, False), 2)],
+    ids=["False-0", "True-2", "one-2"],
+)
 def test_lists_have_half_of_the_transaction_unless_it_has_configurations_too(
-    monkeypatch: pytest.MonkeyPatch, grows: bool, made: int
+    monkeypatch: pytest.MonkeyPatch, grows: tuple[bool, bool], made: int
 ) -> None:
     """Each list in a ledger is one that stays as long as the commit: a query that routes its rows
-    made one for each stream and micro-batch."""
+    made one for each stream and micro-batch. The transaction is shared: the configuration of one
+    stream takes its room from the lists of all."""
 
     async def scenario() -> None:
         world = World()
@@ -73,7 +78,7 @@ def test_lists_have_half_of_the_transaction_unless_it_has_configurations_too(
         monkeypatch.setattr(committer, "SEGMENT_LIST_NODE_BYTES_MAX", size)
         monkeypatch.setattr(committer, "SEGMENT_LISTS_BYTES_MAX", 2 * size)
         before = len(world.ledgers.ledgers)
-        columns = [pa.schema({"more": pa.int64()}) if grows else None] * 2
+        columns = [pa.schema({"more": pa.int64()}) if each else None for each in grows]
         await commit_to([(stream, segments) for stream in streams], new_columns=columns, **PAIR)
         assert len(world.ledgers.ledgers) == before + made
         again = await commit_to([(stream, []) for stream in streams], **PAIR)

@@ -92,7 +92,7 @@ def test_pack_of_many_ledgers_is_freed_when_all_of_them_are_gone() -> None:
     run(scenario())
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", [*range(20), 224, 400])
 def test_what_there_was_no_time_for_is_found_again_beside_open_ledgers(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

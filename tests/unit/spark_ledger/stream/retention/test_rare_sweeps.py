@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 
 import pytest
 
-from spark_ledger.errors import ConflictError, DataLossError, LedgerError, NoSuchStreamError
+from spark_ledger.errors import (
+    ConflictError,
+    CorruptionError,
+    DataLossError,
+    LedgerError,
+    NoSuchStreamError,
+)
 from spark_ledger.metadata.base import Operation
 from spark_ledger.metadata.ledgers import ledger_path
 from spark_ledger.metadata.naming import Naming
@@ -240,6 +246,51 @@ def test_keeper_of_a_stream_that_was_replaced_gives_nothing_back_of_the_new_one(
             with pytest.raises(NoSuchStreamError):
                 await reclaimer.step(upto)
         assert root_of(ledgers).dropped == 0 and await numbers(new.read()) == [2]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_ledgers_without_an_owner_are_recovered_as_long_as_there_is_time(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has its turn, though no recovery succeeds, and closed ledgers wait for none of them.
+    Another error of the stream has no part in it."""
+
+    async def scenario() -> None:
+        ledgers = FakeLedgers()
+        stream = await closed_commits(ledgers, 3)
+        closed = set(ledgers.ledgers)
+        for n in range(4):
+            writer = stream.writer()
+            await writer.write(table(n))
+            await stream.commit_segments(await writer.finish())
+        for each in ledgers.ledgers.values():
+            each.metadata = replace(each.metadata, owner="")
+        await stream.retention.truncate("latest")
+        recovered: list[LedgerId] = []
+        times = [0]
+
+        class Slow(ClosedDeletions):
+            async def recover(self, ledger_id: LedgerId) -> None:
+                times.pop()
+                recovered.append(ledger_id)
+
+        async def failing(reclaimer: Reclaimer, *_: object) -> None:
+            raise CorruptionError("a page")
+
+        if fails:
+            monkeypatch.setattr(Reclaimer, "_write_root", failing)
+        names, visits = LiveNames(), list[list[LedgerId]]()
+        for _ in range(5):
+            times[:], recovered = [1, 2, 3], []
+            reclaimer = stream.retention.reclaimer(Slow(ledgers), names)
+            with pytest.raises(CorruptionError) if fails else nullcontext():
+                await reclaimer.step(7, lambda: bool(times))
+            assert not closed & set(ledgers.ledgers)
+            visits.append(recovered)
+        a, b, c, d = sorted(ledgers.ledgers)
+        assert visits == [[a, b, c], [d], [a, b, c], [d], [a, b, c]]
 
     run(scenario())
 
