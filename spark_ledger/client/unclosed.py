@@ -54,9 +54,13 @@ class Unclosed:
 
     def why(self, error: LedgerError | None) -> LedgerError | None:
         """What to tell who closes a writer that has ended, perhaps with an error; None if there is
-        nothing to tell: the ledger is closed, or another's to close."""
+        nothing to tell: the ledger is closed, or another's to close.
+
+        That an entry may be stored comes first: who is told that nothing was changed repeats it."""
         if self._ended_with is None or self.is_closed_by_now:
             return None
+        if error is not None and error.outcome_unknown:
+            return error
         return self._not_stored or error
 
     async def _recover(self, ledger_id: LedgerId) -> None:

@@ -495,5 +495,6 @@ class LedgerWriter:
     async def __aenter__(self) -> LedgerWriter:
         return self
 
-    async def __aexit__(self, *exc: object) -> None:
-        await self.close()
+    async def __aexit__(self, _type: object, error: object, _traceback: object) -> None:
+        with suppress(*(() if error is None else (LedgerError,))):  # its caller's says more
+            await self.close()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from spark_ledger.client.ledger_client import LedgerClient
+from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.errors import (
     AddOutcomeUnknownError,
     EnsembleLostError,
@@ -58,7 +59,7 @@ def test_ledger_of_a_writer_that_stopped_in_an_outage_is_closed(bookies: int) ->
         await asyncio.sleep(5)
         for bookie_id in killed:
             world.revive(bookie_id)
-        with pytest.raises(MetadataUnavailableError):
+        with pytest.raises((EnsembleLostError, AddOutcomeUnknownError)):
             await writer.close()
         assert writer.is_left_open
         mend()
@@ -68,6 +69,49 @@ def test_ledger_of_a_writer_that_stopped_in_an_outage_is_closed(bookies: int) ->
         assert not writer.is_left_open
 
     run_virtually(test, bookies=bookies)
+
+
+@pytest.mark.parametrize("way", ["with", "finally"])
+def test_append_that_may_be_stored_is_told_as_such_to_who_leaves_the_writer(way: str) -> None:
+    """Who repeats what is safe to repeat would append it twice."""
+
+    async def append(world: World, client: LedgerClient, writer: LedgerWriter) -> None:
+        _cut_off(client)
+        for bookie_id in writer.metadata.last_fragment.bookies[:2]:
+            world.kill(bookie_id)
+        await writer.append(b"y")
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await client.create_ledger()
+        assert await writer.append(b"x") == 0
+        with pytest.raises(AddOutcomeUnknownError):
+            if way == "with":
+                async with writer:
+                    await append(world, client, writer)
+            try:
+                await append(world, client, writer)
+            finally:
+                await writer.close()
+        assert writer.is_left_open
+
+    run_virtually(test, bookies=4)
+
+
+def test_error_of_who_leaves_a_writer_comes_before_that_of_its_close() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        left, closed = await client.create_ledger(), await client.create_ledger()
+        _cut_off(client)
+        with pytest.raises(ValueError, match="of the caller"):
+            async with left:
+                raise ValueError("of the caller")
+        assert left.is_left_open
+        with pytest.raises(MetadataUnavailableError):
+            async with closed:
+                pass
+
+    run_virtually(test)
 
 
 def test_writer_that_nobody_closes_is_seen_to_and_close_says_nothing_then() -> None:
