@@ -11,8 +11,15 @@ from typing import Final
 from spark_ledger.client.context import ClientContext
 from spark_ledger.client.left_open import LeftOpen
 from spark_ledger.client.recovery import Recovery
-from spark_ledger.errors import FencedError, LedgerError, MetadataRestoredError, NotFoundError
-from spark_ledger.protocol.events import Event, MetadataFailed, WriteMetadata
+from spark_ledger.errors import (
+    AddOutcomeUnknownError,
+    FencedError,
+    LedgerClosedError,
+    LedgerError,
+    MetadataRestoredError,
+    NotFoundError,
+)
+from spark_ledger.protocol.events import Abandon, Event, MetadataFailed, WriteMetadata
 from spark_ledger.types import EntryId, LedgerId, LedgerMetadata, LedgerState
 from spark_ledger.wire.frame import Digest
 
@@ -74,6 +81,15 @@ class Unclosed:
                 self._context, found, access_key=self._access_key, digest=self._digest
             ).run()
         self.is_closed_by_now = True
+
+
+def abandoned(ledger_id: LedgerId, why: str) -> Abandon:
+    """What to tell a writer that ends here, with its ledger as it is."""
+    why = f"ledger {ledger_id}: {why}; "
+    return Abandon(
+        in_flight=AddOutcomeUnknownError(why + "the add was in flight"),
+        error=LedgerClosedError(why + "open it with recover=True to close it"),
+    )
 
 
 def _first_entries(metadata: LedgerMetadata) -> set[EntryId]:

@@ -12,6 +12,7 @@ from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.errors import (
     AddOutcomeUnknownError,
     EnsembleLostError,
+    LedgerClosedError,
     LedgerError,
     MetadataUnavailableError,
 )
@@ -19,12 +20,13 @@ from spark_ledger.types import EntryId
 from tests.unit.spark_ledger.client.world import World, run, run_virtually
 
 
-def _cut_off(client: LedgerClient) -> Callable[[], None]:
+def _cut_off(client: LedgerClient, *, hangs: bool = False) -> Callable[[], None]:
     """No ZooKeeper answers a change of this client; the function that is returned mends that."""
     ledgers = client.context.ledgers
     compare_and_set = ledgers.compare_and_set
 
     async def away(*_args: object, **_named: object) -> int:
+        await asyncio.sleep(3600 if hangs else 0)
         raise MetadataUnavailableError("no ZooKeeper answered; nothing was changed")
 
     def mend() -> None:
@@ -151,6 +153,53 @@ def test_close_that_fails_is_made_good() -> None:
         assert (await client.ledger_metadata(writer.ledger_id)).is_closed
 
     run_virtually(test)
+
+
+def test_close_that_is_repeated_until_it_succeeds_does_once_the_ledger_is_closed() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await client.create_ledger()
+        assert await writer.append(b"x") == 0
+        mend = _cut_off(client)
+        for _ in range(2):
+            with pytest.raises(MetadataUnavailableError):
+                await writer.close()
+        mend()
+        await asyncio.sleep(10)
+        assert not writer.is_left_open
+        await writer.close()
+
+    run_virtually(test)
+
+
+def test_close_behind_tasks_that_were_cancelled_says_so() -> None:
+    """And not that the connection was closed: it is open, and closes the ledger."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        ours = asyncio.all_tasks()
+        writer = await client.create_ledger()
+        assert await writer.append(b"x") == 0
+        mend = _cut_off(client, hangs=True)
+        killed = writer.metadata.last_fragment.bookies[:2]
+        for bookie_id in killed:
+            world.kill(bookie_id)
+        appended = writer.append_nowait(b"y")
+        await asyncio.sleep(1)
+        for task in asyncio.all_tasks() - ours:
+            task.cancel()
+        with pytest.raises(AddOutcomeUnknownError, match="cancelled"):
+            await appended
+        with pytest.raises(LedgerClosedError, match="a task of this connection was cancelled"):
+            await writer.close()
+        mend()
+        for bookie_id in killed:
+            world.revive(bookie_id)
+        await asyncio.sleep(15)
+        assert not writer.is_left_open
+        await writer.close()
+
+    run_virtually(test, bookies=5)
 
 
 def test_ledger_with_a_password_is_closed_with_it() -> None:
