@@ -97,8 +97,10 @@ def check_sink_name(stream: Stream, batch: MicroBatch) -> None:
     It has not if its own record is of this run, or if nobody has committed behind that, or ever:
     this spares most queries a look at all sinks.
 
-    Raises ConflictError if it was committed under another name.
+    Raises ConflictError if it was committed under another name, NoSuchStreamError if the stream was
+    deleted.
     """
+    stream.refresh(latest=True)  # what is read behind it is no older: the server may have lagged
     own = stream.last_transaction(batch.sink_id)
     if own is not None and own.transaction_id >= batch.batch_id:
         return  # rule T3 judges

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Self
 
 from spark_ledger.client.append_future import AppendFuture
@@ -189,5 +190,6 @@ class BlockingWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, _type: object, error: object, _traceback: object) -> None:
+        with suppress(*(() if error is None else (LedgerError,))):  # its caller's says more
+            self.close()

@@ -35,6 +35,10 @@ class LeftOpen:
     def __init__(self, recover: Close) -> None:
         self._recover = recover
         self._waiting: deque[tuple[LedgerId, Close]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        """Set during a pause. No task, which may be made while ``asyncio.run`` ends: that cancels
+        those that there were before, and Python warns of the others."""
+        self._pause_s = LEFT_OPEN_DELAY_S
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
 
@@ -49,8 +53,8 @@ class LeftOpen:
         if self._is_closed or ledger_id in self.ledger_ids:
             return
         self._wait(ledger_id, close or self._recover)
-        if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._close_all())
+        if self._timer is None and (self._task is None or self._task.done()):
+            self._pause(LEFT_OPEN_DELAY_S)
 
     def _wait(self, ledger_id: LedgerId, close: Close) -> None:
         """Behind all others; of too many the first one goes."""
@@ -65,25 +69,38 @@ class LeftOpen:
     async def close(self) -> None:
         """The connection ends: what is still open is the keeper's (rule K3)."""
         self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
         if self._task is not None:
             await cancel(self._task)
 
-    async def _close_all(self) -> None:
+    def _pause(self, delay_s: float) -> None:
+        self._pause_s = delay_s
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._go_on)
+
+    def _go_on(self) -> None:
+        self._timer = None
+        self._task = asyncio.get_running_loop().create_task(self._close_next())
+
+    async def _close_next(self) -> None:
+        ledger_id, close = self._waiting.popleft()
         delay_s = LEFT_OPEN_DELAY_S
-        while self._waiting:
-            await asyncio.sleep(delay_s)
-            ledger_id, close = self._waiting.popleft()
-            try:
-                await close(ledger_id)
-            except NotFoundError:
-                logger.info("ledger %d was deleted before it was closed", ledger_id)
-            except MetadataRestoredError as error:  # it may be another one's by now
-                logger.warning("ledger %d is not closed: %s", ledger_id, error)
-            except LedgerClosedError:
-                return  # the connection is closed
-            except LedgerError as error:
-                logger.debug("ledger %d cannot be closed yet: %s", ledger_id, error)
+        try:
+            await close(ledger_id)
+        except asyncio.CancelledError:
+            if not self._is_closed:  # an application cancels all tasks of its loop
                 self._wait(ledger_id, close)
-                delay_s = min(2 * delay_s, LEFT_OPEN_DELAY_S_MAX)
-                continue
-            delay_s = LEFT_OPEN_DELAY_S
+                self._pause(LEFT_OPEN_DELAY_S)
+            raise
+        except NotFoundError:
+            logger.info("ledger %d was deleted before it was closed", ledger_id)
+        except MetadataRestoredError as error:  # it may be another one's by now
+            logger.warning("ledger %d is not closed: %s", ledger_id, error)
+        except LedgerClosedError:
+            return  # the connection is closed
+        except LedgerError as error:
+            logger.debug("ledger %d cannot be closed yet: %s", ledger_id, error)
+            self._wait(ledger_id, close)
+            delay_s = min(2 * self._pause_s, LEFT_OPEN_DELAY_S_MAX)
+        if self._waiting:
+            self._pause(delay_s)

@@ -4,7 +4,10 @@ One background thread per process runs it. Callers pass work to the loop and wai
 makes its own portal and its own connections.
 
 A signal handler and a finalizer run between any two calls of a thread, and may wait for the loop.
-So no thread may hold a lock that the loop takes while it calls something.
+So no thread may hold a lock that the loop takes while it calls something. Two exceptions: the first
+``get`` of a process makes the portal under a lock; ``concurrent.futures.wait``, ``as_completed``
+and ``add_done_callback`` of a future hold its condition, which the loop takes when it tells the
+future. A handler that comes there must not wait for the loop.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ class BlockingPortal:
     """
 
     _current: BlockingPortal | None = None
-    """The portal of this process, or of the parent it was forked from. Under ``_making``."""
+    """The portal of this process, or of the parent it was forked from. Set under ``_making``."""
     _making = threading.Lock()
 
     def __init__(self) -> None:
@@ -56,8 +59,11 @@ class BlockingPortal:
     @classmethod
     def get(cls) -> BlockingPortal:
         """The portal of this process; a child that was forked gets a new one."""
+        pid, current = os.getpid(), cls._current  # not under the lock: a handler may connect too
+        if current is not None and current._pid == pid:
+            return current
         with cls._making:
-            if cls._current is None or cls._current._pid != os.getpid():
+            if cls._current is None or cls._current._pid != pid:
                 cls._current = cls()
             return cls._current
 

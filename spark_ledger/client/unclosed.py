@@ -11,8 +11,15 @@ from typing import Final
 from spark_ledger.client.context import ClientContext
 from spark_ledger.client.left_open import LeftOpen
 from spark_ledger.client.recovery import Recovery
-from spark_ledger.errors import FencedError, LedgerError, MetadataRestoredError, NotFoundError
-from spark_ledger.protocol.events import Event, MetadataFailed, WriteMetadata
+from spark_ledger.errors import (
+    AddOutcomeUnknownError,
+    FencedError,
+    LedgerClosedError,
+    LedgerError,
+    MetadataRestoredError,
+    NotFoundError,
+)
+from spark_ledger.protocol.events import Abandon, Event, MetadataFailed, WriteMetadata
 from spark_ledger.types import EntryId, LedgerId, LedgerMetadata, LedgerState
 from spark_ledger.wire.frame import Digest
 
@@ -54,9 +61,13 @@ class Unclosed:
 
     def why(self, error: LedgerError | None) -> LedgerError | None:
         """What to tell who closes a writer that has ended, perhaps with an error; None if there is
-        nothing to tell: the ledger is closed, or another's to close."""
+        nothing to tell: the ledger is closed, or another's to close.
+
+        That an entry may be stored comes first: who is told that nothing was changed repeats it."""
         if self._ended_with is None or self.is_closed_by_now:
             return None
+        if error is not None and error.outcome_unknown:
+            return error
         return self._not_stored or error
 
     async def _recover(self, ledger_id: LedgerId) -> None:
@@ -70,6 +81,15 @@ class Unclosed:
                 self._context, found, access_key=self._access_key, digest=self._digest
             ).run()
         self.is_closed_by_now = True
+
+
+def abandoned(ledger_id: LedgerId, why: str) -> Abandon:
+    """What to tell a writer that ends here, with its ledger as it is."""
+    why = f"ledger {ledger_id}: {why}; "
+    return Abandon(
+        in_flight=AddOutcomeUnknownError(why + "the add was in flight"),
+        error=LedgerClosedError(why + "open it with recover=True to close it"),
+    )
 
 
 def _first_entries(metadata: LedgerMetadata) -> set[EntryId]:

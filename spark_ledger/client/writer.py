@@ -15,9 +15,8 @@ from spark_ledger.client.frames import FrameStore
 from spark_ledger.client.left_open import LeftOpen
 from spark_ledger.client.machine_loop import MachineLoop, crash_error
 from spark_ledger.client.payloads import check_batch, check_payload, copy_error
-from spark_ledger.client.unclosed import Unclosed
+from spark_ledger.client.unclosed import Unclosed, abandoned
 from spark_ledger.errors import (
-    AddOutcomeUnknownError,
     FencedError,
     LedgerClosedError,
     LedgerError,
@@ -399,7 +398,7 @@ class LedgerWriter:
 
     def _on_crash(self, error: BaseException) -> None:
         if isinstance(error, LedgerClosedError):  # one that came while the connection was closed
-            self._end_here(self._abandoned())
+            self._end_here(abandoned(self.ledger_id, str(error)))
             return
         broken = crash_error(self.ledger_id, error)
         self._end_here(Abandon(in_flight=broken, error=broken))
@@ -412,12 +411,13 @@ class LedgerWriter:
         Entries that cannot be confirmed fail; the ledger ends at the last one that was confirmed.
         Raises FencedError if another client took the ledger over and no append has failed with that
         yet, MetadataUnavailableError if ZooKeeper cannot be reached and nothing was changed,
-        OutcomeUnknownError if the ledger may be closed and nobody can look. Behind the latter two
-        this connection closes the ledger as soon as it can.
+        OutcomeUnknownError if the ledger may be closed, or an entry stored, and nobody can look.
+        Behind the latter two this connection closes the ledger as soon as it can.
         """
         if self._closing is None:
             self._closing = self._loop.create_task(self._close())
-        await asyncio.shield(self._closing)
+        if not (self._closing.done() and self._unclosed.is_closed_by_now):
+            await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
         self._machine_loop.answers_wanted = 1
@@ -443,7 +443,8 @@ class LedgerWriter:
         Adds in flight fail with AddOutcomeUnknownError, later ones with LedgerClosedError.
         """
         if not self._outcome.done():
-            self._end_here(self._abandoned())
+            why = "the connection was closed before its writer"
+            self._end_here(abandoned(self.ledger_id, why))
         await self._stop()
 
     async def end(self, error: LedgerError) -> None:
@@ -452,13 +453,6 @@ class LedgerWriter:
         if not self._outcome.done():
             self._end_here(Abandon(in_flight=error, error=error))
         await self._stop()
-
-    def _abandoned(self) -> Abandon:
-        why = f"ledger {self.ledger_id}: the connection was closed before its writer; "
-        return Abandon(
-            in_flight=AddOutcomeUnknownError(why + "the add was in flight"),
-            error=LedgerClosedError(why + "open it with recover=True to close it"),
-        )
 
     def _end_here(self, event: Abandon) -> None:
         """Give the machine its last event past its loop, which may be what crashed."""
@@ -495,5 +489,6 @@ class LedgerWriter:
     async def __aenter__(self) -> LedgerWriter:
         return self
 
-    async def __aexit__(self, *exc: object) -> None:
-        await self.close()
+    async def __aexit__(self, _type: object, error: object, _traceback: object) -> None:
+        with suppress(*(() if error is None else (LedgerError,))):  # its caller's says more
+            await self.close()

@@ -11,9 +11,10 @@ from spark_ledger.errors import ConflictError
 from spark_ledger.stream.blocking import Stream, StreamConnection
 from spark_ledger.stream.model import SinkRecord
 from spark_ledger.types import BookieId, BookieInfo, BookieState
+from tests.unit.connector.read.test_lagging_server import Lag, lag
 from tests.unit.connector.world import ROWS, Cluster, cluster, micro_batch, table, to_write
 
-__all__ = ["cluster"]
+__all__ = ["cluster", "lag"]
 
 
 def test_bookies_are_counted_again_after_each_pause(
@@ -105,6 +106,28 @@ def test_first_micro_batch_of_a_query_is_not_appended_again_under_another_sink_n
     micro_batch(monkeypatch, 0, 1, 2, run="again", **before)
     micro_batch(monkeypatch, 1, 3, run="third", **after)
     assert cluster.rows() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("number", [0, 3])
+@pytest.mark.parametrize(("before", "after"), [({"sinkId": "x"}, {}), ({}, {"sinkId": "x"})])
+def test_micro_batch_is_not_appended_again_because_a_server_does_not_know_of_it_yet(
+    cluster: Cluster,
+    lag: Lag,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    before: dict[str, str],
+    after: dict[str, str],
+) -> None:
+    """The commit itself waits until the server knows all commits, and does not look at names."""
+    cluster.create()
+    lag.keep()
+    micro_batch(monkeypatch, number, 1, 2, **before)
+    lag.begin()
+    appends: list[str] = []
+    monkeypatch.setattr(Stream, "commit_segments", lambda of, *_, **__: appends.append(of.name))
+    with pytest.raises(ConflictError, match=rf"micro-batch {number} with.*a second time"):
+        micro_batch(monkeypatch, number, 1, 2, run="again", **after)
+    assert not appends and lag.asked
 
 
 def test_query_that_begins_looks_at_other_sinks_unless_nobody_has_committed(

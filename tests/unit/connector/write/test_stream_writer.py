@@ -30,6 +30,9 @@ class FakeStream:
     def __init__(self) -> None:
         self.commits: list[Commit] = []
 
+    def refresh(self, *, latest: bool) -> None:
+        """It knows all there is."""
+
     def head(self) -> Head:
         return Head(stream_id="id", next_commit=len(self.commits))
 

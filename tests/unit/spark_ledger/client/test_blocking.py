@@ -17,7 +17,13 @@ from spark_ledger.client.counters import ClientCounters
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.portal import BlockingPortal
 from spark_ledger.client.writer import LedgerWriter
-from spark_ledger.errors import ConfigurationError, FencedError, LedgerClosedError, LedgerError
+from spark_ledger.errors import (
+    ConfigurationError,
+    FencedError,
+    LedgerClosedError,
+    LedgerError,
+    MetadataUnavailableError,
+)
 from spark_ledger.limits.client import WRITER_ENTRY_BYTES
 from spark_ledger.types import BookieId
 
@@ -354,3 +360,16 @@ def test_blocking_handles_pass_on_all_that_they_are_given() -> None:
     checked = {"start": 3, "idle_timeout": 4.0}
     assert asked.given == [{"refresh": "all"}, {"refresh": "confirmed"}, checked], "and at once"
     assert list(tail) == [] and asked.given[3:] == [checked]
+
+
+def test_error_of_who_leaves_a_writer_comes_before_that_of_its_close(
+    blocking: BlockingWriter, writer: Writer
+) -> None:
+    async def close() -> None:
+        raise MetadataUnavailableError("nothing was changed")
+
+    writer.close = close  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="of the caller"), blocking:
+        raise ValueError("of the caller")
+    with pytest.raises(MetadataUnavailableError), blocking:
+        pass

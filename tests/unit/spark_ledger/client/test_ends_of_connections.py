@@ -153,7 +153,7 @@ def test_append_to_a_writer_that_came_while_the_connection_was_closed_may_be_sto
             bookie.hold = True
         with pytest.raises(AddOutcomeUnknownError):
             await asyncio.wait_for(writer.append(b"sent"), 1.0)
-        with pytest.raises(LedgerClosedError, match="before its writer"):
+        with pytest.raises(LedgerClosedError, match="connection is closed"):
             await writer.append(b"later")
         may_close.set()
         await closing

@@ -16,7 +16,7 @@ from spark_ledger.errors import (
     MetadataUnavailableError,
     NoSuchLedgerError,
 )
-from spark_ledger.limits.client import LEFT_OPEN_DELAY_S_MAX, LEFT_OPEN_MAX
+from spark_ledger.limits.client import LEFT_OPEN_DELAY_S, LEFT_OPEN_DELAY_S_MAX, LEFT_OPEN_MAX
 from spark_ledger.types import LedgerId
 from tests.unit.spark_ledger.client.world import World, run_virtually
 from tests.unit.virtual_time import run_in_virtual_time
@@ -120,6 +120,59 @@ def test_ledger_with_a_way_to_close_of_its_own_is_never_recovered() -> None:
         await asyncio.sleep(280)
         assert own.done == [0] and len(own.calls) == 4
         assert [each for _, each in recoveries.calls] == [1]
+        await left.close()
+
+    run_in_virtual_time(test())
+
+
+def test_ledger_that_comes_while_its_loop_ends_leaves_no_task() -> None:
+    """``asyncio.run`` cancels the tasks that there are: one made meanwhile is destroyed, and Python
+    says so on standard error."""
+
+    async def test() -> None:
+        left = LeftOpen(Recoveries(lambda *_: None))
+        left.add(LedgerId(0))
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        await asyncio.sleep(LEFT_OPEN_DELAY_S)
+        assert left.ledger_ids == []
+        await left.close()
+
+    run_in_virtual_time(test())
+
+
+def test_nothing_is_closed_once_the_connection_is() -> None:
+    recoveries = Recoveries(lambda *_: None)
+
+    async def test() -> None:
+        left = LeftOpen(recoveries)
+        left.add(LedgerId(0))
+        await left.close()
+        await asyncio.sleep(2 * LEFT_OPEN_DELAY_S)
+        assert not recoveries.calls
+
+    run_in_virtual_time(test())
+
+
+def test_ledgers_are_closed_although_an_application_has_cancelled_all_tasks() -> None:
+    hangs = True
+
+    async def close(ledger_id: LedgerId) -> None:
+        await asyncio.sleep(3600 if hangs else 0)
+        done.append(ledger_id)
+
+    done: list[LedgerId] = []
+
+    async def test() -> None:
+        nonlocal hangs
+        left = LeftOpen(close)
+        for number in range(3):
+            left.add(LedgerId(number))
+        await asyncio.sleep(LEFT_OPEN_DELAY_S + 1)
+        hangs = False
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await asyncio.sleep(LEFT_OPEN_DELAY_S_MAX)
+        assert sorted(done) == [0, 1, 2]
         await left.close()
 
     run_in_virtual_time(test())

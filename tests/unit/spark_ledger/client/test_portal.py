@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -240,6 +240,22 @@ def test_child_forked_while_a_portal_is_made_gets_its_own() -> None:
     release.set()
     maker.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_handler_that_connects_in_the_middle_of_a_connect_has_the_same_portal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    portal = BlockingPortal.get()
+    found: list[BlockingPortal] = []
+
+    def interrupted() -> int:
+        monkeypatch.undo()
+        assert not BlockingPortal._making.locked(), "the handler waits for the thread below it"
+        found.append(BlockingPortal.get())
+        return os.getpid()
+
+    monkeypatch.setattr(portal_module, "os", SimpleNamespace(getpid=interrupted))
+    assert BlockingPortal.get() is portal and found == [portal]
 
 
 def test_last_add_pushed_between_inbox_and_writer_does_not_go_back() -> None:

@@ -8,9 +8,11 @@ from collections.abc import Callable
 import pytest
 
 from spark_ledger.client.ledger_client import LedgerClient
+from spark_ledger.client.writer import LedgerWriter
 from spark_ledger.errors import (
     AddOutcomeUnknownError,
     EnsembleLostError,
+    LedgerClosedError,
     LedgerError,
     MetadataUnavailableError,
 )
@@ -18,12 +20,13 @@ from spark_ledger.types import EntryId
 from tests.unit.spark_ledger.client.world import World, run, run_virtually
 
 
-def _cut_off(client: LedgerClient) -> Callable[[], None]:
+def _cut_off(client: LedgerClient, *, hangs: bool = False) -> Callable[[], None]:
     """No ZooKeeper answers a change of this client; the function that is returned mends that."""
     ledgers = client.context.ledgers
     compare_and_set = ledgers.compare_and_set
 
     async def away(*_args: object, **_named: object) -> int:
+        await asyncio.sleep(3600 if hangs else 0)
         raise MetadataUnavailableError("no ZooKeeper answered; nothing was changed")
 
     def mend() -> None:
@@ -58,7 +61,7 @@ def test_ledger_of_a_writer_that_stopped_in_an_outage_is_closed(bookies: int) ->
         await asyncio.sleep(5)
         for bookie_id in killed:
             world.revive(bookie_id)
-        with pytest.raises(MetadataUnavailableError):
+        with pytest.raises((EnsembleLostError, AddOutcomeUnknownError)):
             await writer.close()
         assert writer.is_left_open
         mend()
@@ -68,6 +71,49 @@ def test_ledger_of_a_writer_that_stopped_in_an_outage_is_closed(bookies: int) ->
         assert not writer.is_left_open
 
     run_virtually(test, bookies=bookies)
+
+
+@pytest.mark.parametrize("way", ["with", "finally"])
+def test_append_that_may_be_stored_is_told_as_such_to_who_leaves_the_writer(way: str) -> None:
+    """Who repeats what is safe to repeat would append it twice."""
+
+    async def append(world: World, client: LedgerClient, writer: LedgerWriter) -> None:
+        _cut_off(client)
+        for bookie_id in writer.metadata.last_fragment.bookies[:2]:
+            world.kill(bookie_id)
+        await writer.append(b"y")
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await client.create_ledger()
+        assert await writer.append(b"x") == 0
+        with pytest.raises(AddOutcomeUnknownError):
+            if way == "with":
+                async with writer:
+                    await append(world, client, writer)
+            try:
+                await append(world, client, writer)
+            finally:
+                await writer.close()
+        assert writer.is_left_open
+
+    run_virtually(test, bookies=4)
+
+
+def test_error_of_who_leaves_a_writer_comes_before_that_of_its_close() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        left, closed = await client.create_ledger(), await client.create_ledger()
+        _cut_off(client)
+        with pytest.raises(ValueError, match="of the caller"):
+            async with left:
+                raise ValueError("of the caller")
+        assert left.is_left_open
+        with pytest.raises(MetadataUnavailableError):
+            async with closed:
+                pass
+
+    run_virtually(test)
 
 
 def test_writer_that_nobody_closes_is_seen_to_and_close_says_nothing_then() -> None:
@@ -107,6 +153,53 @@ def test_close_that_fails_is_made_good() -> None:
         assert (await client.ledger_metadata(writer.ledger_id)).is_closed
 
     run_virtually(test)
+
+
+def test_close_that_is_repeated_until_it_succeeds_does_once_the_ledger_is_closed() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        writer = await client.create_ledger()
+        assert await writer.append(b"x") == 0
+        mend = _cut_off(client)
+        for _ in range(2):
+            with pytest.raises(MetadataUnavailableError):
+                await writer.close()
+        mend()
+        await asyncio.sleep(10)
+        assert not writer.is_left_open
+        await writer.close()
+
+    run_virtually(test)
+
+
+def test_close_behind_tasks_that_were_cancelled_says_so() -> None:
+    """And not that the connection was closed: it is open, and closes the ledger."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        ours = asyncio.all_tasks()
+        writer = await client.create_ledger()
+        assert await writer.append(b"x") == 0
+        mend = _cut_off(client, hangs=True)
+        killed = writer.metadata.last_fragment.bookies[:2]
+        for bookie_id in killed:
+            world.kill(bookie_id)
+        appended = writer.append_nowait(b"y")
+        await asyncio.sleep(1)
+        for task in asyncio.all_tasks() - ours:
+            task.cancel()
+        with pytest.raises(AddOutcomeUnknownError, match="cancelled"):
+            await appended
+        with pytest.raises(LedgerClosedError, match="a task of this connection was cancelled"):
+            await writer.close()
+        mend()
+        for bookie_id in killed:
+            world.revive(bookie_id)
+        await asyncio.sleep(15)
+        assert not writer.is_left_open
+        await writer.close()
+
+    run_virtually(test, bookies=5)
 
 
 def test_ledger_with_a_password_is_closed_with_it() -> None:
