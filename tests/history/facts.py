@@ -76,7 +76,9 @@ class LedgerFacts:
         known += [(o.ended, entry_of(o)) for o in self.others if o.ok and o.invoke.name in CLOSING]
         self._known_at = Steps(known)
         closings = [o for o in self.others if o.invoke.name in CLOSING]
-        self.closing_began = min((o.began for o in closings), default=FOREVER)
+        # A writer that has ended hands its open ledger over, and its connection closes it.
+        handed = [o.ended for o in self.appends if _may_be_handed_over(o)]
+        self.closing_began = min((*handed, *(o.began for o in closings)), default=FOREVER)
         deletes = [o for o in self.others if o.invoke.name == "delete"]
         self.delete_began = min((o.began for o in deletes), default=FOREVER)
 
@@ -108,6 +110,11 @@ class LedgerFacts:
         been told, and was slow, paused or killed before it recorded that.
         """
         return self.acknowledged_before(index) if exact else self._possible.before(index)
+
+
+def _may_be_handed_over(operation: Operation) -> bool:
+    end = operation.end
+    return end is not None and end.phase is Phase.UNKNOWN and end.error == "AddOutcomeUnknownError"
 
 
 def _nobody_knows(operation: Operation) -> bool:

@@ -174,7 +174,9 @@ class Attempt:
         if not any(each.may_grow for each in together):  # then it has no configurations
             share = SEGMENT_LISTS_BYTES_MAX // count
             self._list_bytes_max = min(SEGMENT_LIST_NODE_BYTES_MAX, share)
-        self._ledgers_max = max(1, LEDGERS_NAMED_BY_COMMIT_MAX // count)
+        # Where lists of several have their room, a name may be three operations and need a check.
+        names = LEDGERS_NAMED_BY_COMMIT_MAX // (count if count == 1 else 2 * count)
+        self._ledgers_max = max(1, names)
         self._committer = committer
         self._nodes, self._schemas = committer.nodes, committer.schemas
         self._proposal = proposal

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,15 +10,22 @@ import pyarrow as pa
 import pytest
 
 from spark_ledger.errors import ConfigurationError
+from spark_ledger.limits.stream import STREAMS_PER_COMMIT_MAX
 from spark_ledger.metadata.base import Operation
+from spark_ledger.metadata.ledgers import ledger_path
+from spark_ledger.metadata.naming import Naming
+from spark_ledger.stream.catalog import StreamCatalog
 from spark_ledger.stream.commit import committer, together
 from spark_ledger.stream.commit.commit_rules import Proposal
 from spark_ledger.stream.commit.proposals import with_list_within
 from spark_ledger.stream.format import codec
+from spark_ledger.stream.model import Retention
 from spark_ledger.stream.several import commit_to
 from spark_ledger.stream.statistics import Statistics
+from spark_ledger.types import LedgerId
 from tests.unit.spark_ledger.stream.commit.test_together import PAIR, World
-from tests.unit.spark_ledger.stream.world import loose, run
+from tests.unit.spark_ledger.stream.fake_ledgers import FakeLedgers
+from tests.unit.spark_ledger.stream.world import SCHEMA, loose, run
 
 
 def test_transaction_of_several_streams_is_measured_with_all_that_it_writes(
@@ -83,6 +91,51 @@ def test_lists_have_half_of_the_transaction_unless_it_has_configurations_too(
         assert len(world.ledgers.ledgers) == before + made
         again = await commit_to([(stream, []) for stream in streams], **PAIR)
         assert [commit.rows for commit in again] == [780, 780]
+
+    run(scenario())
+
+
+class Unnamed(FakeLedgers):
+    """Ledgers whose names have to be noted, as those of real bookies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._names = Naming(self.store)
+
+    @property
+    def naming(self) -> Naming:  # type: ignore[override]
+        return self._names
+
+
+def test_hundred_streams_with_lists_and_twenty_ledgers_each_are_committed_at_once() -> None:
+    """Each list takes its whole share. A process that has named no ledger yet needs three
+    operations for a name, and streams with a retention a check of each ledger besides."""
+
+    async def scenario() -> None:
+        ledgers, numbers = Unnamed(), itertools.count(1_000_000)
+        catalog = StreamCatalog(ledgers)
+        parts = []
+        for number in range(STREAMS_PER_COMMIT_MAX):
+            stream = await catalog.create(f"stream-{number:03}", SCHEMA)
+            await stream.retention.set_limits(Retention(rows=10**12))
+            await stream.refresh()
+            own = list(itertools.islice(numbers, 20))
+            for each in own:
+                await ledgers.store.create(ledger_path(LedgerId(each)), b"", make_parents=True)
+            segments = [
+                replace(
+                    loose(10_000 + 977 * n, ledger_id=own[n * 20 // 56], first_entry=100 + 13 * n),
+                    size_bytes=100_000 + 9_973 * n,
+                )
+                for n in range(56)
+            ]
+            assert len(codec.encode_segment_list(tuple(segments))) > 4_500
+            parts.append((stream, segments))
+        before = len(ledgers.ledgers)
+        sink_id, run_id = "q" * 36, "r" * 90
+        commits = await commit_to(parts, sink_id=sink_id, transaction_id=1, run_id=run_id)
+        assert len(commits) == STREAMS_PER_COMMIT_MAX
+        assert len(ledgers.ledgers) == before, "no list needs a ledger"
 
     run(scenario())
 
