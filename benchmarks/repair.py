@@ -97,7 +97,9 @@ async def _decommission(
 ) -> None:
     told: list[int] = []
     began, used = time.perf_counter(), time.process_time()
-    left = await decommission(client, _LOST, _config(options), told=told.append)
+    left = await decommission(
+        client, _LOST, _config(options), told=lambda named: told.append(named.ledgers)
+    )
     seconds, used = time.perf_counter() - began, time.process_time() - used
     assert left.runs, "it serves meanwhile"
     naming = await Auditor(client).audit(frozenset([_LOST]))

@@ -16,6 +16,7 @@ from spark_ledger.limits.repair import REBALANCE_TOLERANCE
 if TYPE_CHECKING:
     from spark_ledger.cli.inspection import BookieRow
     from spark_ledger.metadata.collection import PassReport
+    from spark_ledger.repair.decommission import Named
     from spark_ledger.types import BookieInfo
 
 
@@ -160,7 +161,7 @@ def decommission(
         bookie_id,
         open_grace_s=open_ledger_grace,
         bytes_per_s=repair_rate,
-        told=lambda count: click.echo(f"{count} ledgers name {bookie_id}", err=True),
+        told=lambda left: click.echo(_still(bookie_id, left, f"{left.ledgers} ledgers"), err=True),
     )
     if settings.as_json:
         print_json({"bookie_id": bookie_id, "decommissioned": True, "runs": left.runs})
@@ -200,7 +201,8 @@ def drain(
         open_grace_s=open_ledger_grace,
         bytes_per_s=repair_rate,
         told=lambda left: click.echo(
-            f"{left.ledgers} ledgers with {size_text(left.size_bytes)} name {bookie_id}", err=True
+            _still(bookie_id, left, f"{left.ledgers} ledgers with {size_text(left.size_bytes)}"),
+            err=True,
         ),
     )
     if settings.as_json:
@@ -256,6 +258,20 @@ def rebalance(
     show(done, dry_run=dry_run, as_json=settings.as_json)
     if not done.is_even:
         sys.exit(1)
+
+
+def _still(bookie_id: str, left: Named, named: str) -> str:
+    """What a bookie that is to go is waited for."""
+    if left.asked is not None:
+        return f"ZooKeeper was restored: {bookie_id} is asked what it holds, {left.asked} ledgers"
+    if left.is_silent:
+        return f"{bookie_id} does not say what it holds, which may be the last copies"
+    if left.kept:
+        return (
+            f"{left.kept} ledgers lack copies that only {bookie_id} may have: "
+            "see ledger autorecovery status"
+        )
+    return f"{named} name {bookie_id}"
 
 
 _KEPT: Final = "keeps {} copies that restored metadata name elsewhere: see --give-back"

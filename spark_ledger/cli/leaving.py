@@ -18,7 +18,7 @@ def take_out(
     *,
     open_grace_s: float,
     bytes_per_s: float,
-    told: Callable[[int], None],
+    told: Callable[[Named], None],
 ) -> Left:
     """See ``repair.decommission.decommission``."""
     from spark_ledger.client.ledger_client import LedgerClient

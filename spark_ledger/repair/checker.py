@@ -30,7 +30,7 @@ from spark_ledger.limits.repair import (
     CHECKED_MEMBERS_PER_S,
     CLOSED_PASS_S,
 )
-from spark_ledger.metadata.json_nodes import read_node, read_or_renew, write_node
+from spark_ledger.metadata.json_nodes import encode_node, read_or_renew
 from spark_ledger.metadata.ledgers import LEDGERS_PATH, LedgerStore, is_unreadable
 from spark_ledger.metadata.unsettled import pages
 from spark_ledger.repair.held import held_parts
@@ -220,6 +220,11 @@ class Checker:
 
     async def _write(
         self, state: CheckState, before: Versioned[CheckState] | None
-    ) -> Versioned[CheckState] | None:
-        await write_node(self._store, CHECK_PATH, state, before)
-        return await read_node(self._store, CheckState, CHECK_PATH)
+    ) -> Versioned[CheckState]:
+        """The node with the version of this write: what is written right behind it, such as the
+        check of a restore, is not gone over. Raises ConflictError if it has changed since."""
+        if before is None:
+            await self._store.create(CHECK_PATH, encode_node(state))
+            return Versioned(state, 0)
+        version = await self._store.put(CHECK_PATH, encode_node(state), before.version)
+        return Versioned(state, version)

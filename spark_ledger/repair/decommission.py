@@ -51,6 +51,9 @@ _PAUSE_S = 2.0
 _LOOK_S = 10.0
 """Between two looks at what is left while copies are made: each reads the metadata of all."""
 
+_HEARD_S = 5.0
+"""A look that takes longer is told of so often, and breaks off if the bookie is let stay."""
+
 
 class Left(NamedTuple):
     """A bookie that is out of the cluster."""
@@ -63,9 +66,14 @@ class Named(NamedTuple):
     """What still names a bookie that is being emptied."""
 
     ledgers: int
-    """Once none names it: those that lack what it holds, behind a restored ZooKeeper."""
     size_bytes: int
     """About so many bytes of closed ledgers it has to hold."""
+    kept: int = 0
+    """Once none names it: those that may lack what it holds, behind a restored ZooKeeper."""
+    is_silent: bool = False
+    """It runs, or did a moment ago, and does not say what it holds; counted as one that is kept."""
+    asked: int | None = None
+    """So many of those that it holds were asked for by now, which goes on."""
 
 
 async def drain(
@@ -78,10 +86,11 @@ async def drain(
     """Have a bookie take nothing new, and return once nothing names it, or lacks what it holds. It
     stays a bookie of the cluster, and read-only, until ``stay`` (rule R13).
 
-    ``told`` hears what names it after each look at all ledgers, every few seconds. Raises
-    NotFoundError if the cluster has no such bookie, ConflictError if it was let stay meanwhile,
-    CorruptionError if the node of a ledger cannot be read, once nothing else names the bookie, and
-    what the metadata store raises: begun again, it goes on where it was.
+    ``told`` hears what names it after each look at all ledgers, every few seconds, and how far a
+    look is that takes longer. Raises NotFoundError if the cluster has no such bookie, ConflictError
+    if it was let stay meanwhile, CorruptionError if the node of a ledger cannot be read, once
+    nothing else names the bookie, and what the metadata store raises: begun again, it goes on where
+    it was.
     """
     store, registry = client.store, BookieRegistry(client.store)
     known = await registry.list_cookies()
@@ -94,12 +103,26 @@ async def drain(
     auditor, worker = Auditor(client, AuditorConfig()), Worker(client, config)
     kept = KeptCopies(client, bookie_id)
 
-    async def look() -> int:
+    async def look_at_all() -> int:
         if not await _is_leaving(store, bookie_id):
             return 0
-        named = await auditor.audit(frozenset([bookie_id])) or await kept.count()
-        told(Named(named, auditor.named_bytes))
-        return named
+        named = await auditor.audit(frozenset([bookie_id]))
+        left = 0 if named else await kept.count()
+        told(Named(named, auditor.named_bytes, left, kept.is_silent))
+        return named + left
+
+    async def look() -> int:
+        work = asyncio.create_task(look_at_all())
+        try:
+            while not (await asyncio.wait({work}, timeout=_HEARD_S))[0]:
+                if not await _is_leaving(store, bookie_id):
+                    return 0
+                if kept.asked is not None:
+                    told(Named(0, auditor.named_bytes, asked=kept.asked))
+            return await work
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
 
     looks_without = 0
     while looks_without < 2:
@@ -134,15 +157,14 @@ async def decommission(
     bookie_id: BookieId,
     config: WorkerConfig,
     *,
-    told: Callable[[int], None],
+    told: Callable[[Named], None],
 ) -> Left:
-    """Returns once nothing names the bookie and its cookie is gone. ``told`` hears how many ledgers
-    name it, after each look at all of them. It may live, and not hear of it: it is not registered
-    again.
+    """Returns once nothing names the bookie and its cookie is gone. It may live, and not hear of
+    it: it is not registered again.
 
-    Raises as ``drain``.
+    ``told`` and what is raised: as of ``drain``.
     """
-    await drain(client, bookie_id, config, told=lambda left: told(left.ledgers))
+    await drain(client, bookie_id, config, told=told)
     await _leave(client.store, bookie_id)
     runs = await BookieRegistry(client.store).get(bookie_id) is not None
     if not runs:

@@ -130,26 +130,43 @@ async def test_name_is_not_formatted_while_the_bookie_that_has_left_is_registere
     await format_new(new, old.operator)
 
 
-@with_old
-async def test_format_waits_for_the_session_of_a_bookie_that_has_left_and_was_killed(
-    old: Old,
+def test_format_waits_for_the_session_of_a_bookie_that_has_left_and_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await old.register()
-    await old.leave()
-    work = asyncio.create_task(format_new(old.config_in("new"), old.operator))
-    await asyncio.sleep(0.05)
-    assert not work.done() and not await is_there(old.operator, cookie_path(B))
-    await old.registry.deregister()
-    assert (await work).bookie_id == B
+    monkeypatch.setattr(bookies, "REGISTRATION_MARGIN_S", 30.0)  # of a machine that stands still
+
+    @with_old
+    async def test(old: Old) -> None:
+        await old.register()
+        await old.leave()
+        work = asyncio.create_task(format_new(old.config_in("new"), old.operator))
+        await asyncio.sleep(0.05)
+        assert not work.done() and not await is_there(old.operator, cookie_path(B))
+        await old.registry.deregister()
+        assert (await work).bookie_id == B
+
+    test(tmp_path)
 
 
-@with_old
-async def test_name_of_another_bookie_is_refused_at_once(old: Old) -> None:
-    await old.register()
-    with pytest.raises(ConfigurationError, match=r"taken in this cluster.* bookies decommission"):
-        async with asyncio.timeout(0.15):
+def test_name_of_another_bookie_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[BookieId] = []
+
+    async def wait(_: BookieRegistry, bookie_id: BookieId) -> None:
+        waited.append(bookie_id)
+
+    @with_old
+    async def test(old: Old) -> None:
+        await old.register()
+        monkeypatch.setattr(BookieRegistry, "wait_until_vacant", wait)
+        taken = r"taken in this cluster.* bookies decommission"
+        with pytest.raises(ConfigurationError, match=taken):
             await format_new(old.config_in("new"), old.operator)
-    await old.registry.deregister()
+        await old.registry.deregister()
+        assert not waited
+
+    test(tmp_path)
 
 
 def test_bookie_that_registers_as_its_name_is_formatted_keeps_it_from_that(

@@ -225,14 +225,17 @@ def test_leaving(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, dict[str, float]]] = []
     runs = False
 
-    def take_out(_uri: str, bookie_id: str, *, told: Callable[[int], None], **how: float) -> Left:
+    def take_out(_uri: str, bookie_id: str, *, told: Callable[[Named], None], **how: float) -> Left:
         asked.append((bookie_id, how))
-        told(5)
+        told(Named(5, 0))
         return Left(runs)
 
     def empty(_uri: str, bookie_id: str, *, told: Callable[[Named], None], **how: float) -> None:
         asked.append((bookie_id, how))
         told(Named(4, 3 * MIB))
+        told(Named(0, 0, asked=3))  # behind a restored ZooKeeper
+        told(Named(0, 0, kept=2))
+        told(Named(0, 0, kept=1, is_silent=True))
 
     monkeypatch.setattr(leaving, "take_out", take_out)
     monkeypatch.setattr(leaving, "empty", empty)

@@ -9,15 +9,22 @@ import pytest
 
 from spark_ledger.client.ledger_client import LedgerClient
 from spark_ledger.client.writer import LedgerWriter
-from spark_ledger.errors import MetadataUnavailableError
+from spark_ledger.errors import ConflictError, MetadataUnavailableError
 from spark_ledger.metadata.base import MetadataStore
-from spark_ledger.metadata.json_nodes import encode_node, write_node
+from spark_ledger.metadata.json_nodes import encode_node, read_node, write_node
 from spark_ledger.metadata.ledger_ids import raise_counter
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
 from spark_ledger.metadata.unsettled import Page, newest_pages
 from spark_ledger.repair.checker import Checker, CheckerConfig
 from spark_ledger.repair.closed import ClosedCheck
-from spark_ledger.repair.nodes import CHECK_PATH, CLOSED_PATH, STATE_PATH, CheckState, mark
+from spark_ledger.repair.nodes import (
+    CHECK_PATH,
+    CLOSED_PATH,
+    STATE_PATH,
+    CheckState,
+    begin_check,
+    mark,
+)
 from spark_ledger.repair.status import look
 from spark_ledger.transport.base import ListedEntries
 from spark_ledger.types import BookieId, BookieStatus, EntryId, LedgerId
@@ -405,5 +412,31 @@ def test_ledger_that_is_made_between_the_two_lists_is_checked_once_it_is_closed(
         await made[0].close()
         wipe(world, made[0].metadata.fragments[0].bookies[0], made[0])
         assert await checking.closed.run_pass() == 1
+
+    run_virtually(test, bookies=4)
+
+
+def test_check_of_a_restore_that_begins_behind_the_write_of_a_page_is_not_gone_over() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        for _ in range(3):
+            await closed(client)
+        under_way = CheckState(begun_ms=1, ended_ms=1)
+        await write_node(client.store, CHECK_PATH, under_way, None)
+        checking, begun = await world.client(), list[int]()
+        real = checking.store.put
+
+        async def put(path: str, data: bytes, version: int) -> int:
+            written = await real(path, data, version)
+            if path == CHECK_PATH and not begun:
+                begun.append(written)
+                await begin_check(client.store, 5)
+            return written
+
+        checking.store.put = put  # type: ignore[method-assign]
+        with pytest.raises(ConflictError):
+            await Checker(checking, CheckerConfig(members_per_s=1e6)).run_pass()
+        known = await read_node(client.store, CheckState, CHECK_PATH)
+        assert known is not None and known.value.restored and known.value.begun_ms == 5
 
     run_virtually(test, bookies=4)

@@ -62,9 +62,9 @@ def test_decommissioned_bookie_is_named_by_nothing_and_has_no_cookie(runs: bool)
         idle = await filled(client)
         if not runs:
             await lose(world, LEFT)
-        told: list[int] = []
+        told: list[Named] = []
         left = await decommission(await world.client(), LEFT, CONFIG, told=told.append)
-        assert left.runs is runs and told[-2:] == [0, 0]
+        assert left.runs is runs and told[-2:] == [Named(0, 0)] * 2
         for writer in (*closed, idle):
             assert LEFT not in all_names(await client.ledger_metadata(writer.ledger_id))
             assert await lacking(world, client, writer.ledger_id) == []
@@ -119,7 +119,10 @@ def test_decommission_that_is_cancelled_behind_its_last_look_takes_nothing_away(
         await give_cookies(world)
         client = await world.client()
         told = list[int]()
-        work = asyncio.create_task(decommission(client, LEFT, CONFIG, told=told.append))
+        say = told.append
+        work = asyncio.create_task(
+            decommission(client, LEFT, CONFIG, told=lambda left: say(left.ledgers))
+        )
         await asyncio.sleep(3.0)
         assert told == [0, 0] and not work.done(), "it waits for clients that have not heard of it"
         assert await stay(await world.client(), LEFT)
@@ -325,7 +328,9 @@ def test_decommission_that_nobody_can_take_over_waits_and_can_be_cancelled() -> 
         told: list[int] = []
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(15.0):
-                await decommission(await world.client(), LEFT, CONFIG, told=told.append)
+                say = told.append
+                client_of_it = await world.client()
+                await decommission(client_of_it, LEFT, CONFIG, told=lambda left: say(left.ledgers))
         assert set(told) == {1}
         assert LEFT in all_names(await client.ledger_metadata(writer.ledger_id))
         assert LEFT in await BookieRegistry(client.store).list_cookies()
@@ -345,7 +350,7 @@ def test_drained_bookie_is_named_by_nothing_and_stays_in_the_cluster() -> None:
         named = [w for w in closed if LEFT in all_names(await client.ledger_metadata(w.ledger_id))]
         told: list[Named] = []
         await drain(await world.client(), LEFT, CONFIG, told=told.append)
-        assert told[0] == (len(named), 30 * len(named)) and told[-2:] == [(0, 0)] * 2
+        assert told[0] == Named(len(named), 30 * len(named)) and told[-2:] == [Named(0, 0)] * 2
         assert named
         for writer in closed:
             assert LEFT not in all_names(await client.ledger_metadata(writer.ledger_id))
@@ -371,7 +376,7 @@ def test_drain_that_is_cut_off_says_what_is_left_and_goes_on() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(12.0):
                 await drain(await world.client(), LEFT, slow, told=told.append)
-        assert len(told) >= 2 and min(told) == (1, 30), "it is said while copies are made"
+        assert len(told) >= 2 and min(told) == Named(1, 30), "it is said while copies are made"
         await drain(await world.client(), LEFT, CONFIG, told=told.append)
         assert LEFT not in all_names(await client.ledger_metadata(writer.ledger_id))
 
@@ -421,7 +426,7 @@ def test_bookies_without_cookies_that_went_at_once_are_taken_out_and_hold_up_rep
         await cared.passes(200)
         assert (await seen(client)).stopped.startswith("4 of 7 ") and await marked(world) == {}
 
-        def told(_: int) -> None:
+        def told(_: Named) -> None:
             if auditor_looks:
                 looks.append(asyncio.ensure_future(cared.auditor.run_pass()))
 

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from spark_ledger.client.ledger_client import LedgerClient
+from spark_ledger.errors import ConflictError
+from spark_ledger.metadata.bookies import BookieRegistry
 from spark_ledger.metadata.json_nodes import read_node, write_node
 from spark_ledger.metadata.memory import Fault, MemoryMetadataStore, Outcome
 from spark_ledger.repair.checker import Checker
-from spark_ledger.repair.decommission import decommission, drain
+from spark_ledger.repair.decommission import Named, decommission, drain, stay
+from spark_ledger.repair.kept import KeptCopies
 from spark_ledger.repair.nodes import CHECK_PATH, CheckState, begin_check, mark
 from spark_ledger.repair.plan import all_names
 from spark_ledger.repair.worker import WorkerConfig
-from spark_ledger.types import BookieId, LedgerId
-from tests.listed import listed
+from spark_ledger.transport.base import ListedEntries
+from spark_ledger.types import BookieId, BookieState, BookieStatus, LedgerId
 from tests.unit.spark_ledger.client.world import World, run_virtually
+from tests.unit.spark_ledger.client.world import world as make_world
 from tests.unit.spark_ledger.repair.test_worker import filled
-from tests.unit.spark_ledger.repair.world import contents, give_cookies, lacking
+from tests.unit.spark_ledger.repair.world import contents, give_cookies, lacking, lose, marked
+from tests.unit.virtual_time import run_in_virtual_time
 
 CONFIG = WorkerConfig(bytes_per_s=1e12, open_grace_s=5.0, despite_losses=True)
 
@@ -42,13 +49,56 @@ async def state(client: LedgerClient) -> CheckState:
     return known.value
 
 
+async def turn_read_only(world: World, name: BookieId) -> None:
+    info = await BookieRegistry(MemoryMetadataStore(world.tree)).get(name)
+    assert info is not None
+    await world._registries[name].register(replace(info, state=BookieState.READ_ONLY))
+
+
+async def all_moved_to(world: World, name: BookieId, count: int) -> LedgerClient:
+    """Ledgers whose copies have moved to one bookie since the backup; a client of before."""
+    await give_cookies(world)
+    await turn_read_only(world, name)
+    client = await world.client()
+    for _ in range(count):
+        writer = await filled(client, ensemble_size=2, write_quorum=2, ack_quorum=2)
+        await writer.close()
+        for each in all_names(await client.ledger_metadata(writer.ledger_id)):
+            moved = world.bookies[each].ledgers.pop(writer.ledger_id)
+            world.bookies[name].ledgers[writer.ledger_id] = moved
+    await begin_check(client.store, 1)
+    return client
+
+
+async def leave(
+    world: World, name: BookieId, client: LedgerClient | None = None, *, read_only: bool = True
+) -> list[Named]:
+    """A decommission to its end; what was told. The bookie hears of it and takes nothing new."""
+    if read_only:
+        await turn_read_only(world, name)
+    told: list[Named] = []
+    await decommission(client or await world.client(), name, CONFIG, told=told.append)
+    return told
+
+
+def in_long_virtual_time(test: Callable[[World], Awaitable[None]], bookies: int) -> None:
+    """``run_virtually`` ends after 20 seconds."""
+
+    async def main() -> None:
+        async with make_world(bookies) as world:
+            async with asyncio.timeout(600.0):
+                await test(world)
+
+    run_in_virtual_time(main())
+
+
 def restored(test: Callable[[World, LedgerClient], Awaitable[None]]) -> Callable[[], None]:
     def run() -> None:
         async def main(world: World) -> None:
             await give_cookies(world)
             await test(world, await world.client())
 
-        run_virtually(main, bookies=5)
+        run_virtually(main, bookies=6)
 
     run.__name__ = test.__name__
     return run
@@ -58,17 +108,183 @@ def restored(test: Callable[[World, LedgerClient], Awaitable[None]]) -> Callable
 async def test_bookies_that_hold_what_restored_metadata_name_elsewhere_leave_behind_its_copies(
     world: World, client: LedgerClient
 ) -> None:
+    """Without the check that the restore began, which takes hours."""
     ledger_id, holders = await moved_and_restored(world, client)
     await begin_check(client.store, 1)
     for each in holders:
-        other = await world.client()
-        await decommission(other, each, CONFIG, told=lambda _: None)
-        assert not (await state(client)).begun_ms, "the check has ended"
+        await leave(world, each)
         world.bookies[each].ledgers.pop(ledger_id, None)
         assert await lacking(world, client, ledger_id) == []
-        await other.close()
+    assert (await state(client)).begun_ms == 1, "the check is the keeper's"
     reader = await world.client()
     assert len(await contents(reader, ledger_id)) >= 19
+
+
+@restored
+async def test_last_copy_stays_though_the_bookies_that_are_named_for_it_are_gone(
+    world: World, client: LedgerClient
+) -> None:
+    """They left since the backup. Nobody has marked what they are named for."""
+    ledger_id, holders = await moved_and_restored(world, client)
+    for each in sorted(all_names(await client.ledger_metadata(ledger_id))):
+        await lose(world, each)
+    await begin_check(client.store, 1)
+    for each in holders:
+        await leave(world, each)
+        await lose(world, each)
+    assert await lacking(world, client, ledger_id) == []
+
+
+@restored
+async def test_bookie_that_is_too_slow_to_say_what_it_holds_is_waited_for(
+    world: World, client: LedgerClient
+) -> None:
+    ledger_id, holders = await moved_and_restored(world, client)
+    world.bookies[holders[1]].ledgers.pop(ledger_id)
+    await begin_check(client.store, 1)
+    slow = await world.client()
+    real, answers = slow.context.transport.list_entries, iter([BookieStatus.TIMEOUT] * 4)
+
+    async def late(bookie_id: BookieId, *args: Any, **how: Any) -> ListedEntries:
+        if bookie_id == holders[0] and (answer := next(answers, None)) is not None:
+            return ListedEntries(answer, [])
+        return await real(bookie_id, *args, **how)
+
+    slow.context.transport.list_entries = late  # type: ignore[method-assign]
+    told = await leave(world, holders[0], slow)
+    assert told[0] == Named(0, 0, kept=1, is_silent=True)
+    world.bookies[holders[0]].ledgers.pop(ledger_id)
+    assert await lacking(world, client, ledger_id) == []
+
+
+@restored
+async def test_member_that_is_there_and_says_nothing_is_not_taken_for_a_copy(
+    world: World, client: LedgerClient
+) -> None:
+    ledger_id, holders = await moved_and_restored(world, client)
+    members = sorted(all_names(await client.ledger_metadata(ledger_id)))
+    for each in members:
+        world.kill(each)
+    await begin_check(client.store, 1)
+    going = asyncio.create_task(leave(world, holders[0]))
+    await asyncio.sleep(8.0)
+    assert not going.done() and await marked(world) == {ledger_id: 0}
+    for each in members:
+        world.revive(each)
+    await going
+    assert await lacking(world, client, ledger_id) == []
+
+
+@restored
+async def test_bookie_that_is_gone_is_asked_nothing(world: World, client: LedgerClient) -> None:
+    _, holders = await moved_and_restored(world, client)
+    await begin_check(client.store, 1)
+    await lose(world, holders[0])
+    assert await KeptCopies(await world.client(), holders[0]).count() == 0
+    assert await leave(world, holders[0], read_only=False) == [Named(0, 0)] * 2
+
+
+@restored
+async def test_bookie_that_was_there_a_moment_ago_may_come_back(
+    world: World, client: LedgerClient
+) -> None:
+    """It is started again while it is emptied."""
+    _, holders = await moved_and_restored(world, client)
+    await begin_check(client.store, 1)
+    kept = KeptCopies(await world.client(), holders[0])
+    assert await kept.count() == 1 and not kept.is_silent
+    await lose(world, holders[0])
+    assert await kept.count() == 1 and kept.is_silent
+    assert kept._here_at is not None
+    kept._here_at -= 301.0
+    assert await kept.count() == 0
+
+
+@restored
+async def test_bookie_of_a_former_version_is_asked_for_all_ledgers(
+    world: World, client: LedgerClient
+) -> None:
+    ledger_id, holders = await moved_and_restored(world, client)
+    await begin_check(client.store, 1)
+    former = await world.client()
+
+    async def unknown(*_: Any, **__: Any) -> tuple[BookieStatus, list[LedgerId]]:
+        return BookieStatus.BAD_REQUEST, []
+
+    former.context.transport.list_ledgers = unknown  # type: ignore[method-assign]
+    await leave(world, holders[0], former)
+    assert await lacking(world, client, ledger_id) == []
+
+
+def test_copy_that_cannot_be_made_keeps_no_bookie_if_the_others_have_all() -> None:
+    """A member has lost its copy, and its disk is full."""
+
+    async def main(world: World) -> None:
+        await give_cookies(world)
+        client = await world.client()
+        writer = await filled(client, ensemble_size=3, write_quorum=3, ack_quorum=2)
+        await writer.close()
+        full = (await client.ledger_metadata(writer.ledger_id)).fragments[0].bookies[0]
+        left = (
+            set(world.bookies) - all_names(await client.ledger_metadata(writer.ledger_id))
+        ).pop()
+        ledgers = world.bookies[full].ledgers
+        world.bookies[left].ledgers[writer.ledger_id] = ledgers.pop(writer.ledger_id)
+
+        def refuse(_: object, *, done: Callable[[BookieStatus, str], None], **__: object) -> None:
+            done(BookieStatus.READ_ONLY, "disk full")
+
+        world.bookies[full].add = refuse  # type: ignore[method-assign,assignment]
+        await begin_check(client.store, 1)
+        told = await leave(world, left)
+        assert Named(0, 0, kept=1) in told and len(told) > 10, "it is tried for a while"
+
+    in_long_virtual_time(main, bookies=4)
+
+
+def test_look_that_takes_long_says_how_far_it_is_and_hears_that_the_bookie_stays() -> None:
+    async def main(world: World) -> None:
+        client = await all_moved_to(world, BookieId("b0"), 20)
+        slow, loop = await world.client(), asyncio.get_running_loop()
+        real = slow.context.transport.list_entries
+
+        async def late(*args: Any, **how: Any) -> ListedEntries:
+            await asyncio.sleep(3.0)
+            return await real(*args, **how)
+
+        slow.context.transport.list_entries = late  # type: ignore[method-assign]
+        told: list[Named] = []
+        going = asyncio.create_task(drain(slow, BookieId("b0"), CONFIG, told=told.append))
+        await asyncio.sleep(31.0)
+        asked = [each.asked for each in told if each.asked is not None]
+        assert len(asked) >= 2 and asked == sorted(asked) and not going.done()
+        assert await stay(client, BookieId("b0"))
+        began = loop.time()
+        with pytest.raises(ConflictError, match="does not leave"):
+            await going
+        assert loop.time() - began < 6.0
+
+    in_long_virtual_time(main, bookies=5)
+
+
+def test_member_that_hangs_is_asked_once_for_many_ledgers() -> None:
+    async def main(world: World) -> None:
+        await all_moved_to(world, BookieId("b0"), 20)
+        other = await world.client()
+        real = other.context.transport.list_entries
+
+        async def hung(bookie_id: BookieId, *args: Any, **how: Any) -> ListedEntries:
+            if bookie_id != "b0":
+                await asyncio.sleep(10.0)
+                return ListedEntries(BookieStatus.TIMEOUT, [])
+            return await real(bookie_id, *args, **how)
+
+        other.context.transport.list_entries = hung  # type: ignore[method-assign]
+        began = asyncio.get_running_loop().time()
+        assert await KeptCopies(other, BookieId("b0")).count() == 20
+        assert asyncio.get_running_loop().time() - began < 60.0
+
+    in_long_virtual_time(main, bookies=5)
 
 
 @restored
@@ -82,27 +298,10 @@ async def test_command_ends_though_entries_are_lost_that_the_bookie_has_not(
     await mark(client.store, ledger_id, frozenset(), 0)
     await mark(client.store, LedgerId(999), frozenset(), 0)  # deleted meanwhile
     await begin_check(client.store, 1)
+    assert await Checker(client).run_pass()
     async with asyncio.timeout(600.0):
         await drain(await world.client(), holders[0], CONFIG, told=lambda _: None)
-    assert (await state(client)).restored
-
-
-@restored
-async def test_check_that_a_keeper_makes_at_the_same_time_is_waited_for(
-    world: World, client: LedgerClient
-) -> None:
-    ledger_id, holders = await moved_and_restored(world, client)
-    await begin_check(client.store, 1)
-    checker = Checker(await world.client())
-    _, drained = await asyncio.gather(
-        checker.run_pass(),
-        drain(await world.client(), holders[0], CONFIG, told=lambda _: None),
-        return_exceptions=True,
-    )
-    assert drained is None
-    assert not (await state(client)).begun_ms
-    named = all_names(await client.ledger_metadata(ledger_id))
-    assert all(listed(world.bookies[each], ledger_id) for each in named)
+    assert (await state(client)).restored, "until the next check"
 
 
 @pytest.mark.parametrize("outcome", [Outcome.LOST_REPLY, Outcome.LOST_REQUEST])
