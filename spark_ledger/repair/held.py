@@ -23,6 +23,8 @@ class HeldPart(NamedTuple):
     ranges: Sequence[tuple[EntryId, EntryId]] | None
     timed_out: bool = False
     """Whether it does not say because it did not answer in time."""
+    is_away: bool = False
+    """Whether nobody answers for it."""
 
     def missing(self, lanes: Sequence[LaneCopy]) -> list[LaneCopy]:
         """What the bookie says that it lacks of lanes, in this part."""
@@ -68,7 +70,9 @@ async def held_parts(
             continue
         if page.status is not BookieStatus.OK:
             timed_out = page.status is BookieStatus.TIMEOUT
-            yield HeldPart(first, last, () if page.status.is_denial else None, timed_out)
+            is_away = page.status is BookieStatus.UNAVAILABLE
+            ranges = () if page.status.is_denial else None
+            yield HeldPart(first, last, ranges, timed_out, is_away)
             return
         end = last if page.next_entry is None else min(last, page.next_entry - 1)
         yield HeldPart(first, end, page.ranges)

@@ -44,6 +44,9 @@ _TRIES = 3
 """A ledger that could not be repaired so often is not waited for, if others hold its entries: half
 a minute, longer than most bookies take to start again."""
 
+_NO_END = 2**62
+"""Behind all entries of a ledger."""
+
 Ranges = Sequence[tuple[int, int]]
 
 
@@ -55,6 +58,9 @@ class _Asked(NamedTuple):
     is_lacking: bool = False
     """A member that answers lacks one of them."""
     silent: frozenset[BookieId] = frozenset()
+    is_unknown: bool = False
+    """The bookie does not say which of them it holds, and says so: a block is damaged, or its
+    journal has failed. It may say it of other ledgers."""
 
 
 class KeptCopies:
@@ -155,8 +161,14 @@ class KeptCopies:
             return False
         if self._bookie_id in all_names(ledger):
             return False
-        asked = await self._ask(ledger)
+        asked = await self._ask(ledger, final_fragments(ledger))
+        if asked.is_unknown:
+            self.is_silent = True
+            return True
         if not asked.is_only_here and not asked.is_lacking:
+            if not ledger.is_closed:
+                # Its members may lack what its writer has just sent; no worker changes it.
+                return (await self._ask(ledger, [_open_fragment(ledger)])).is_only_here
             self._copied.add(ledger_id)
             return False
         # Who is not registered is not waited for (rule R1): the bookie would be gone by then.
@@ -176,15 +188,17 @@ class KeptCopies:
         known = await read_or_renew(self._store, FailedRepair(reason="", tries=0), path)
         return 0 if known is None else known.value.tries
 
-    async def _ask(self, ledger: LedgerMetadata) -> _Asked:
+    async def _ask(self, ledger: LedgerMetadata, fragments: Iterable[FinalFragment]) -> _Asked:
         found = _Asked()
-        for fragment in final_fragments(ledger):
+        for fragment in fragments:
             span = (ledger.ledger_id, fragment.first, fragment.last)
             async for part in held_parts(
                 self._transport, self._bookie_id, *span, timeout_s=self._timeout_s
             ):
                 if part.ranges is None:
-                    raise self._silence()
+                    if part.timed_out or part.is_away:
+                        raise self._silence()
+                    return _Asked(is_unknown=True)
                 if part.ranges:
                     stretch = fragment._replace(first=part.first, last=part.last)
                     said = {
@@ -213,6 +227,12 @@ class KeptCopies:
                 return None
             found += part.ranges
         return found
+
+
+def _open_fragment(ledger: LedgerMetadata) -> FinalFragment:
+    """The one that a writer or a recovery may still add to."""
+    last = ledger.last_fragment
+    return FinalFragment(last.first_entry, _NO_END, tuple(last.bookies))
 
 
 def _compared(

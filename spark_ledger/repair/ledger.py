@@ -213,18 +213,23 @@ class LedgerRepair:
         if lanes and target in self._mute:
             self.unknown.add(target)
             return
+        lost_entry: NoSuchEntryError | None = None
         async for part in self._held_parts(lanes, target):
             if part.ranges is None:
                 if part.timed_out:
                     self._mute.note(target)
                 self.unknown.add(target)  # it may hold all
-                return
+                break
             try:
                 await self._copy(part.missing(lanes), target)
+            except NoSuchEntryError as error:  # what lies behind it is there
+                lost_entry = lost_entry or error
             except TargetFailedError as error:
                 logger.info("%s", error)
                 self.unknown.add(target)
-                return
+                break
+        if lost_entry is not None:
+            raise lost_entry
 
     def _held_parts(
         self, lanes: Sequence[LaneCopy], bookie_id: BookieId

@@ -19,6 +19,10 @@ _GAVE_UP = frozenset({"", "TimeoutError"})
 """Errors that end the waiting of a caller: the operation may still have happened."""
 
 
+_HANDS_OVER = frozenset({"AddOutcomeUnknownError", "EnsembleLostError"})
+"""Errors behind which a writer's connection may close its ledger. One that was fenced leaves it."""
+
+
 class Steps:
     """A number that only grows, by index in the history: its value just before an index."""
 
@@ -114,7 +118,7 @@ class LedgerFacts:
 
 def _may_be_handed_over(operation: Operation) -> bool:
     end = operation.end
-    return end is not None and end.phase is Phase.UNKNOWN and end.error == "AddOutcomeUnknownError"
+    return end is not None and end.phase is Phase.UNKNOWN and end.error in _HANDS_OVER
 
 
 def _nobody_knows(operation: Operation) -> bool:

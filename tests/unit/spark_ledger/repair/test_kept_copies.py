@@ -322,3 +322,63 @@ def test_check_begins_anew_beside_lost_replies_and_one_that_is_under_way(outcome
         assert lost and await state(client) == CheckState(begun_ms=5, ended_ms=2, restored=True)
 
     run_virtually(main, bookies=3)
+
+
+def test_ledger_that_was_open_in_the_backup_leaves_with_nobody_who_has_its_last_copy() -> None:
+    """Its last fragment has an end only once a keeper has closed it, perhaps between two looks."""
+
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        client, other = await world.client(), await world.client()
+        shape = {"ensemble_size": 4, "write_quorum": 2, "ack_quorum": 2}
+        writer = await filled(client, 60, **shape)
+        await asyncio.sleep(0.5)
+        ledger_id = writer.ledger_id
+        before = (await client.ledger_metadata(ledger_id)).fragments[0].bookies
+        after = sorted(set(world.bookies) - set(before))[:2]
+        for old, new in zip(before, after, strict=False):
+            world.bookies[new].ledgers[ledger_id] = world.bookies[old].ledgers.pop(ledger_id)
+        await begin_check(client.store, 1)
+        for bookie_id in after:
+            await turn_read_only(world, bookie_id)
+        clients = [await world.client() for _ in after]
+        leave = [
+            asyncio.create_task(decommission(each, bookie_id, CONFIG, told=lambda _: None))
+            for each, bookie_id in zip(clients, after, strict=True)
+        ]
+        await asyncio.sleep(1.0)
+        await (await other.open_ledger(ledger_id, recover=True)).refresh()
+        await asyncio.gather(*leave)
+        for bookie_id in after:
+            world.bookies[bookie_id].ledgers.pop(ledger_id, None)
+        found = await lacking(world, client, ledger_id)
+        assert not found, f"{found}"
+
+    run_virtually(test, bookies=7)
+
+
+def test_ledger_of_which_a_bookie_cannot_say_what_it_holds_keeps_no_other_one() -> None:
+    """As where a block is damaged: it would stand at the head of each look, and nothing behind it
+    would be copied before its disk dies."""
+
+    async def test(world: World) -> None:
+        leaving = BookieId("b0")
+        client = await all_moved_to(world, leaving, 4)
+        ids = sorted(world.bookies[leaving].ledgers)
+        asking = await world.client()
+        honest = asking.context.transport.list_entries
+
+        async def listed(bookie_id: BookieId, ledger_id: LedgerId, *args: Any, **kw: Any) -> Any:
+            if bookie_id == leaving and ledger_id == ids[0]:
+                return ListedEntries(BookieStatus.IO_ERROR, [])
+            return await honest(bookie_id, ledger_id, *args, **kw)
+
+        asking.context.transport.list_entries = listed  # type: ignore[method-assign]
+        told: list[Named] = []
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(30):
+                await decommission(asking, leaving, CONFIG, told=told.append)
+        assert [each for each in ids if await lacking(world, client, each)] == ids[:1]
+        assert told[-1].kept and told[-1].is_silent
+
+    in_long_virtual_time(test, bookies=5)

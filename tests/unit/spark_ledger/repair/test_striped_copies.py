@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from spark_ledger.bookie_api import EntryPage
 from spark_ledger.errors import BookieUnavailableError, NoSuchEntryError
 from spark_ledger.metadata.ledgers import LedgerStore
 from spark_ledger.repair import merging
@@ -14,7 +16,7 @@ from spark_ledger.repair.ledger import _access
 from spark_ledger.repair.nodes import mark
 from spark_ledger.repair.plan import LaneCopy, final_fragments, lane_copies, missing
 from spark_ledger.repair.throttle import Throttles
-from spark_ledger.types import BookieStatus
+from spark_ledger.types import BookieStatus, EntryId, LedgerId
 from tests.unit.spark_ledger.client.world import World, run_virtually
 from tests.unit.spark_ledger.repair.test_copying import OK, Copying, OpenCalls, Target
 from tests.unit.spark_ledger.repair.test_worker import filled, names
@@ -171,3 +173,36 @@ def test_worker_brings_all_lanes_together() -> None:
         assert gone and list(held) == sorted(held) and set(gone) <= set(held)
 
     run_virtually(test, bookies=6)
+
+
+def test_entry_that_is_lost_holds_up_no_page_behind_it() -> None:
+    """A bookie says page by page what it holds: a striped ledger has many."""
+
+    async def test(world: World) -> None:
+        await give_cookies(world)
+        made = await Striped(world).prepare()
+        member, lost = made.others[0], min(made.wanted)
+        for bookie in world.bookies.values():
+            if made.ledger_id in bookie.ledgers:
+                bookie.ledgers[made.ledger_id].entries.pop(lost, None)
+            bookie.entry_page = paged(bookie.entry_page)  # type: ignore[method-assign]
+        held = world.bookies[member].ledgers[made.ledger_id].entries
+        for entry_id in (gone := [each for each in held if each > 40]):
+            del held[entry_id]
+        await mark(made.client.store, made.ledger_id, frozenset(), 2)
+        await (await crew(world)).passes(100)
+        assert gone and set(gone) <= set(held)
+
+    run_virtually(test, bookies=6)
+
+
+def paged(whole: Callable[[LedgerId, EntryId], EntryPage | None]) -> Callable[..., Any]:
+    """The same in pages of five stretches."""
+
+    def page(ledger_id: LedgerId, first: EntryId) -> EntryPage | None:
+        found = whole(ledger_id, first)
+        if found is None or len(found.ranges) <= 5:
+            return found
+        return EntryPage(found.ranges[:5], found.ranges[5][0])
+
+    return page
