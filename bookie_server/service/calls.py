@@ -1,4 +1,4 @@
-"""How many calls of each kind a bookie serves at once, and how much it reads ahead of its readers.
+"""How many calls of each kind a bookie serves at once, and which it ends for being left unread.
 
 Kinds have bounds of their own, so that many of one kind never refuse another: a flood of tail
 requests leaves appends, fences and reads as they are. Within a kind no connection may take all. A

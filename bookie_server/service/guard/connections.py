@@ -58,7 +58,7 @@ class _Connection:
         return self.sockets is None or bool(self.sockets & sockets)
 
     def begin_again(self) -> None:
-        """Its name is another connection's, whose calls are those that run now."""
+        """Its name is another connection's, to which nothing was granted before the last look."""
         self.granted -= self.granted_seen
         self.least = 0
 
